@@ -1,0 +1,20 @@
+"""The identifiers of the service and what a client may choose as one."""
+
+from __future__ import annotations
+
+import re
+from typing import NewType
+
+JobId = NewType("JobId", str)
+SandboxId = NewType("SandboxId", str)
+BackendId = NewType("BackendId", str)
+Tenant = NewType("Tenant", str)
+
+# What a client may choose: readable in a log line, safe in a URL path and a file name.
+CLIENT_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
+CLIENT_ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$"
+
+
+def is_client_id(text: str) -> bool:
+    """Whether ``text`` may be chosen as an id."""
+    return CLIENT_ID.fullmatch(text) is not None

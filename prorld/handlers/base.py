@@ -1,0 +1,183 @@
+"""The handler: one kind of task. A plugin subclasses ``AgentHandler`` and names it under ``prorld.handlers``.
+
+The life of a handler: constructed with its decoded config (no side effects) -> ``open`` entered once by the daemon ->
+per job ``init``, ``run``, ``evaluate`` -> ``open`` left. One handler object serves all jobs at once, so what belongs to a
+job goes into the ``JobContext``.
+
+The least a task needs is ``prompt`` and ``evaluate``; ``run`` is then the multi-turn, tool-using loop.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
+
+import msgspec
+import trio
+
+from prorld.agents.loop import run_agent
+from prorld.agents.tools import Tool, standard_tools
+from prorld.domain.job import AgentLimits, Sampling
+from prorld.domain.messages import Message
+from prorld.domain.outcome import Stage, StopReason
+from prorld.errors import HandlerError
+from prorld.inference.contract import Model, Turn
+from prorld.sandbox.contract import Sandbox, SandboxSpec
+
+__all__ = ["API_VERSION", "AgentHandler", "Grade", "JobContext", "Model", "NoConfig", "RunResult", "Turn"]
+
+API_VERSION = 1
+
+InstanceT = TypeVar("InstanceT", bound=msgspec.Struct)
+
+
+class NoConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The config of a handler that has nothing to configure."""
+
+
+class RunResult(msgspec.Struct, frozen=True, kw_only=True):
+    """How the episode ended, and what the handler's own ``evaluate`` wants to know of it."""
+
+    stop: StopReason
+    answer: str | None = None
+    data: dict[str, Any] = {}
+
+
+class Grade(msgspec.Struct, frozen=True, kw_only=True):
+    """What a grader that ran to its end says. ``step_rewards`` are (turn, reward) pairs."""
+
+    reward: float
+    parts: dict[str, float] = {}
+    step_rewards: list[tuple[int, float]] = []
+
+
+class JobContext(Protocol[InstanceT]):
+    """One attempt at one job, as its handler sees it."""
+
+    @property
+    def job_id(self) -> str:
+        """The job."""
+        ...
+
+    @property
+    def attempt(self) -> int:
+        """1 for the first try."""
+        ...
+
+    @property
+    def instance(self) -> InstanceT:
+        """The instance, decoded into the handler's type."""
+        ...
+
+    @property
+    def sampling(self) -> Sampling:
+        """How the policy samples."""
+        ...
+
+    @property
+    def limits(self) -> AgentLimits:
+        """What the policy may use up."""
+        ...
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """What the client attached."""
+        ...
+
+    @property
+    def model(self) -> Model:
+        """The policy. Usable in RUN; a handler that talks to it in EVAL gets a ``HandlerError``."""
+        ...
+
+    @property
+    def transcript(self) -> Sequence[Message]:
+        """The conversation so far, in order."""
+        ...
+
+    @property
+    def nursery(self) -> trio.Nursery:
+        """The nursery of the stage that runs: children end with the stage, in time or cancelled."""
+        ...
+
+    @property
+    def sandbox(self) -> Sandbox:
+        """The sandbox that ``open_sandbox`` made; ``HandlerError`` where there is none."""
+        ...
+
+    async def open_sandbox(self, spec: SandboxSpec) -> Sandbox:
+        """Start a sandbox that lives until ``close_sandbox`` or the end of the attempt. One at a time."""
+        ...
+
+    async def close_sandbox(self) -> None:
+        """End the sandbox now; every process in it is gone when this returns. Nothing happens where there is none."""
+        ...
+
+    def progress(self, what: str, **facts: Any) -> None:
+        """Put a line into the job's events, for people who watch."""
+        ...
+
+
+class AgentHandler(ABC, Generic[InstanceT]):
+    """One kind of task."""
+
+    api_version: ClassVar[int] = API_VERSION
+    name: ClassVar[str]
+    instance_type: type[InstanceT]
+    config_type: ClassVar[type[msgspec.Struct]] = NoConfig
+    # Whether ``evaluate`` looks into the rollout's own sandbox; where not, it is gone before the job waits for EVAL.
+    grades_in_sandbox: ClassVar[bool] = False
+
+    def __init__(self, config: msgspec.Struct | None = None) -> None:
+        self.config = config if config is not None else self.config_type()
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[None]:
+        """Shared state of all jobs of this handler, entered once."""
+        yield
+
+    def sandbox_spec(self, instance: InstanceT) -> SandboxSpec | None:
+        """The sandbox that this instance needs; ``None`` for none."""
+        return None
+
+    def tools(self, job: JobContext[InstanceT]) -> Sequence[Tool]:
+        """The tools the policy is offered; by default those the job asks for by name."""
+        return standard_tools(job.limits.tools or ())
+
+    @abstractmethod
+    def prompt(self, instance: InstanceT) -> Sequence[Message]:
+        """The messages that open the conversation."""
+
+    async def init(self, job: JobContext[InstanceT]) -> None:
+        """INIT: make what the rollout needs; by default the sandbox."""
+        spec = self.sandbox_spec(job.instance)
+        if spec is not None:
+            await job.open_sandbox(spec)
+
+    async def run(self, job: JobContext[InstanceT]) -> RunResult:
+        """RUN: drive the policy; by default the tool-using loop of ``prorld.agents``."""
+        tools = self.tools(job)
+        sandbox = job.sandbox if any(tool.needs_sandbox for tool in tools) else None
+        end = await run_agent(
+            job.model, self.prompt(job.instance), tools=tools, sandbox=sandbox, max_turns=job.limits.max_turns
+        )
+        return RunResult(stop=end.stop, answer=end.answer, data=end.data)
+
+    @abstractmethod
+    async def evaluate(self, job: JobContext[InstanceT], result: RunResult) -> Grade:
+        """EVAL: grade. Anything raised here is a grader error and the reward stays ``null``."""
+
+    async def recover(self, job: JobContext[InstanceT], stage: Stage, error: Exception) -> RunResult | Grade | None:
+        """A stage raised: return what it should have returned (``None`` for INIT) to go on, or raise to give up."""
+        raise error
+
+    def check(self) -> None:
+        """Called once by the registry: a subclass that forgot something is refused with a readable line."""
+        for attribute in ("name", "instance_type"):
+            if not hasattr(type(self), attribute):
+                raise HandlerError(f"{type(self).__qualname__} does not set {attribute}")
+        if self.api_version != API_VERSION:
+            raise HandlerError(
+                f"{type(self).__qualname__} is written for handler API {self.api_version}, this is {API_VERSION}"
+            )

@@ -1,0 +1,152 @@
+"""The backend contract: token ids in, token ids, log-probabilities and policy versions out.
+
+Every client of an engine obeys the same rules, and one contract suite (``prorld.testing.engine_contract``) checks them:
+
+* A reply whose ids, lengths, log-probabilities or echoed prompt don't fit the request is ``MalformedReply``, never data.
+* What an engine can't take is left out of the request and named in ``Generation.ignored``.
+* Cancelling the caller's scope closes the socket; that is the abort every engine understands.
+* ``EngineBusy`` means wait; ``ContextOverflow`` means the prompt is too long; any other ``BackendError`` is a strike.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from typing import Any, Literal, Protocol
+
+import msgspec
+
+from prorld.domain.branch import VersionSpan
+from prorld.domain.calls import FinishReason
+from prorld.domain.job import Sampling
+from prorld.domain.messages import Message, ToolCall, ToolSchema
+from prorld.domain.outcome import StopReason
+
+__all__ = [
+    "Backend",
+    "BackendKind",
+    "Capabilities",
+    "EngineLoad",
+    "Generation",
+    "GenerationRequest",
+    "Model",
+    "Turn",
+]
+
+BackendKind = Literal["vllm", "sglang", "llamacpp", "openai", "prorl"]
+
+
+class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
+    """What a probe found out about an engine."""
+
+    model: str
+    max_context_tokens: int
+    native_generate: bool = False
+    version_spans: bool = False
+    control: bool = False
+    takes_seed: bool = True
+    logprobs_mode: Literal["raw", "processed"] = "raw"
+    version: int | None = None
+    details: dict[str, Any] = {}
+
+
+class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One call. ``max_tokens`` is already the smallest of all budgets; ``sampling.max_tokens`` is not looked at again."""
+
+    token_ids: array[int]
+    max_tokens: int
+    sampling: Sampling
+    stop_token_ids: tuple[int, ...]
+    request_id: str
+    session: str
+    seed: int | None = None
+    salt: str | None = None
+    priority: int = 0
+
+
+class Generation(msgspec.Struct, frozen=True, kw_only=True):
+    """One checked reply. ``token_ids`` are exactly what was sampled, the stop token included."""
+
+    token_ids: array[int]
+    logprobs: array[float]
+    finish: FinishReason
+    versions: tuple[VersionSpan, ...]
+    versions_exact: bool
+    logprobs_mode: Literal["raw", "processed"] = "raw"
+    stop_reason: int | str | None = None
+    cached_tokens: int | None = None
+    engine_request_id: str | None = None
+    latency_s: float = 0.0
+    ignored: tuple[str, ...] = ()
+
+
+class EngineLoad(msgspec.Struct, frozen=True, kw_only=True):
+    """An engine's own view of its load; ``None`` where it does not say."""
+
+    running: int | None = None
+    waiting: int | None = None
+    kv_usage: float | None = None
+
+
+class Backend(Protocol):
+    """A client of one engine."""
+
+    @property
+    def kind(self) -> BackendKind:
+        """Which API it speaks."""
+        ...
+
+    @property
+    def url(self) -> str:
+        """Where the engine is."""
+        ...
+
+    async def probe(self) -> Capabilities:
+        """Ask the engine what it is and can; must be called before ``generate``. Raises ``BackendError``."""
+        ...
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        """Sample. Raises ``BackendError`` or one of its kinds."""
+        ...
+
+    async def healthy(self) -> bool:
+        """Whether the engine answers its health check now. Never raises for an engine that is away."""
+        ...
+
+    async def load(self) -> EngineLoad:
+        """What the engine says of its load."""
+        ...
+
+    async def aclose(self) -> None:
+        """Close pooled sockets."""
+        ...
+
+
+class Turn(msgspec.Struct, frozen=True, kw_only=True):
+    """One assistant turn as the agent loop sees it.
+
+    ``stop`` is set when the turn used up a budget and no further turn is possible; what was said is still there.
+    """
+
+    content: str
+    reasoning: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    truncated: bool = False
+    sampled: int = 0
+    stop: StopReason | None = None
+
+
+class Model(Protocol):
+    """The policy as a rollout talks to it: one growing conversation, budgets counted before every call."""
+
+    async def start(self, messages: Sequence[Message], tools: Sequence[ToolSchema] = ()) -> None:
+        """Open the conversation."""
+        ...
+
+    async def turn(self, *, max_tokens: int | None = None) -> Turn:
+        """Let the policy speak. When no budget is left nothing is sampled and the turn is empty with ``stop`` set."""
+        ...
+
+    async def observe(self, messages: Sequence[Message]) -> None:
+        """Add what the environment answered: user and tool messages."""
+        ...

@@ -1,0 +1,1 @@
+"""Sandboxes: where a rollout's tools run. ``contract`` is the seam; each runtime is one file beside it."""

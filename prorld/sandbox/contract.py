@@ -1,0 +1,128 @@
+"""The sandbox contract: what a job asks for, what it gets, and what every runtime promises.
+
+A runtime's ``run`` is an actor. It is started into the nursery that bounds the sandbox's life with ``nursery.start``; the
+value it hands back is the live sandbox; when its scope is cancelled, every process, mount, socket and directory of the
+sandbox is gone before ``run`` returns. Nothing else ends a sandbox.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Protocol
+
+import msgspec
+import trio
+from msgspec import Meta
+
+__all__ = ["CommandResult", "Sandbox", "SandboxInfo", "SandboxLimits", "SandboxRuntime", "SandboxSpec"]
+
+
+class SandboxLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Bounds of one sandbox. All hold without root."""
+
+    memory_bytes: Annotated[int, Meta(ge=16 << 20)] = 2 << 30
+    processes: Annotated[int, Meta(ge=4)] = 256
+    open_files: Annotated[int, Meta(ge=32)] = 1024
+    file_bytes: Annotated[int, Meta(ge=1 << 10)] = 1 << 30
+    scratch_bytes: Annotated[int, Meta(ge=1 << 20)] = 512 << 20
+    output_bytes: Annotated[int, Meta(ge=1 << 10)] = 1 << 20
+
+
+class SandboxSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The sandbox a task wants.
+
+    ``image`` is a root file system directory, or ``None`` for the host's ``/usr`` and this interpreter, read-only.
+    """
+
+    image: str | None = None
+    workdir: str = "/work"
+    env: dict[str, str] = {}
+    network: Literal["none"] = "none"
+    limits: SandboxLimits = SandboxLimits()
+
+
+class CommandResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What a command or a Python cell did. Output is bytes as they came, head and tail kept when there was too much."""
+
+    exit_code: int
+    output: bytes
+    omitted_bytes: int = 0
+    timed_out: bool = False
+    restarted: bool = False
+    duration_s: float = 0.0
+
+    @property
+    def text(self) -> str:
+        """The output for a reader: decoded once, NULs and invalid bytes made visible or dropped."""
+        return self.output.decode("utf-8", "replace").replace("\0", "")
+
+
+class SandboxInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """One row of ``GET /v1/sandboxes``."""
+
+    sandbox_id: str
+    job_id: str
+    runtime: str
+    image: str | None
+    state: Literal["starting", "up", "closing"]
+    age_s: float
+    rss_bytes: int
+
+
+class Sandbox(Protocol):
+    """A live sandbox.
+
+    A limit that passes interrupts what runs, keeps the session and returns what there was with ``timed_out``. A shell or
+    interpreter that died is noticed at once, started again, and the result says ``restarted``. A sandbox that is gone
+    raises ``SandboxError``; a sandbox's own trouble is never presented as a command's output. One call per session at a
+    time: concurrent calls of ``bash`` queue, and so do those of ``python``.
+    """
+
+    @property
+    def sandbox_id(self) -> str:
+        """Its id; carries the daemon's boot id."""
+        ...
+
+    @property
+    def workdir(self) -> str:
+        """The writable directory where sessions start."""
+        ...
+
+    async def bash(self, command: str, *, limit_s: float = 30.0) -> CommandResult:
+        """Run a command in the persistent shell: cwd, variables, functions and background jobs stay."""
+        ...
+
+    async def python(self, code: str, *, limit_s: float = 30.0) -> CommandResult:
+        """Run a cell in the persistent interpreter; the value of a last expression is shown."""
+        ...
+
+    async def read_file(self, path: str, *, max_bytes: int = 1 << 20) -> bytes:
+        """A file's content; FileNotFoundError, IsADirectoryError or ValueError (too large) where it can't be had."""
+        ...
+
+    async def write_file(self, path: str, data: bytes) -> None:
+        """Write a file, making its directories; OSError where the sandbox refuses."""
+        ...
+
+
+class SandboxRuntime(Protocol):
+    """Makes sandboxes of one kind."""
+
+    @property
+    def name(self) -> str:
+        """The kind, as it shows in status and in records."""
+        ...
+
+    async def run(
+        self,
+        spec: SandboxSpec,
+        *,
+        sandbox_id: str,
+        job_id: str,
+        task_status: trio.TaskStatus[Sandbox] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        """Make a sandbox, hand it out, keep it until cancelled, then leave nothing behind. Raises ``SandboxError``."""
+        ...
+
+    def list(self) -> tuple[SandboxInfo, ...]:
+        """The live sandboxes of this runtime."""
+        ...
