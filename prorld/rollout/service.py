@@ -1,0 +1,96 @@
+"""What the rooms above (HTTP, the daemon) may ask of the rollout room. ``supervisor.Supervisor`` is the one implementation.
+
+Every method answers with wire types or raises a ``RequestError``. A tenant of ``None`` means an admin: all tenants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from prorld.domain.job import JobState
+from prorld.wire.jobs import JobEvent, JobPage, JobRecord, SubmitJob
+from prorld.wire.ops import Stages, StagesPatch
+from prorld.wire.trajectory import Trajectory
+
+__all__ = ["RolloutService"]
+
+
+class RolloutService(Protocol):
+    """Jobs and stages."""
+
+    async def submit(self, request: SubmitJob, tenant: str) -> tuple[JobRecord, bool]:
+        """Accept a job; the flag says whether it is new (201) or the same one again (200).
+
+        Raises ``Overloaded`` (full or draining, nothing accepted), ``Conflict``, ``Forgotten``, ``Impossible``,
+        ``BadRequest``.
+        """
+        ...
+
+    def get(self, job_id: str, tenant: str | None) -> JobRecord:
+        """A job's record now; ``NotFound`` or ``Forgotten``."""
+        ...
+
+    async def wait_done(self, job_id: str, tenant: str | None) -> JobRecord:
+        """The record once the job is done. The caller's scope bounds the wait and may be cancelled at any time."""
+        ...
+
+    def list(
+        self,
+        tenant: str | None,
+        *,
+        state: JobState | None = None,
+        handler: str | None = None,
+        group_id: str | None = None,
+        limit: int = 50,
+        after: str | None = None,
+    ) -> JobPage:
+        """Jobs, newest first."""
+        ...
+
+    def cancel(self, job_id: str, tenant: str | None, reason: str) -> JobRecord:
+        """Begin the end of a job; answers at once. A job that is done stays as it is."""
+        ...
+
+    def cancel_many(
+        self, tenant: str | None, *, job_ids: Sequence[str] | None, group_id: str | None, reason: str
+    ) -> int:
+        """The same for many in one sweep; how many are on their way out."""
+        ...
+
+    def trajectory(self, job_id: str, tenant: str | None) -> Trajectory:
+        """The trajectory of a job that is done; ``Conflict`` while it runs."""
+        ...
+
+    def events(self, job_id: str, tenant: str | None, *, after: int = 0, limit: int = 1000) -> Sequence[JobEvent]:
+        """The job's events with a higher sequence number."""
+        ...
+
+    def stages(self) -> Stages:
+        """The three gates."""
+        ...
+
+    def set_stages(self, patch: StagesPatch) -> Stages:
+        """Resize gates; takes effect at once."""
+        ...
+
+    def counts(self) -> dict[str, int]:
+        """Jobs by state."""
+        ...
+
+    def outcomes(self) -> dict[str, int]:
+        """Ended jobs by outcome since the start."""
+        ...
+
+    @property
+    def draining(self) -> bool:
+        """Whether new jobs are refused because the daemon is on its way out."""
+        ...
+
+    def drain(self) -> None:
+        """Refuse new jobs from now on; those accepted go on."""
+        ...
+
+    async def wait_idle(self) -> None:
+        """Wait until no accepted job is left."""
+        ...

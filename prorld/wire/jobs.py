@@ -1,0 +1,121 @@
+"""Jobs on the wire: what a client posts and the record it reads."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from prorld.domain.branch import VersionSpan
+from prorld.domain.ids import CLIENT_ID_PATTERN
+from prorld.domain.job import AgentLimits, Attempt, JobState, Sampling, StageTimeouts, Timing, TokenCounts
+from prorld.domain.outcome import Outcome, Stage, StopReason, Verdict
+
+__all__ = [
+    "CancelAnswer",
+    "CancelJob",
+    "CancelJobs",
+    "Drift",
+    "JobEvent",
+    "JobPage",
+    "JobRecord",
+    "SubmitJob",
+    "VersionSpan",
+]
+
+ClientId = Annotated[str, Meta(pattern=CLIENT_ID_PATTERN)]
+Name = Annotated[str, Meta(min_length=1, max_length=128)]
+
+
+class SubmitJob(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``POST /v1/jobs``: one rollout of one instance."""
+
+    instance: dict[str, Any]
+    job_id: ClientId | None = None
+    handler: Name | None = None
+    policy: Name = "default"
+    sampling: Sampling = Sampling()
+    agent: AgentLimits = AgentLimits()
+    timeouts: StageTimeouts = StageTimeouts()
+    priority: Annotated[int, Meta(ge=-1000, le=1000)] = 0
+    purpose: Literal["train", "eval"] = "train"
+    group_id: ClientId | None = None
+    sample_index: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
+    max_attempts: Annotated[int, Meta(ge=1, le=10)] = 2
+    capture: Annotated[list[Name], Meta(max_length=8)] = []
+    metadata: dict[str, Any] = {}
+    callback_url: Annotated[str, Meta(max_length=2048)] | None = None
+
+
+class CancelJob(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``POST /v1/jobs/{id}/cancel``."""
+
+    reason: Annotated[str, Meta(max_length=500)] = "cancelled by the client"
+
+
+class CancelJobs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``POST /v1/jobs/cancel``: exactly one of the three selectors."""
+
+    job_ids: Annotated[list[str], Meta(max_length=10_000)] | None = None
+    group_id: str | None = None
+    batch_id: str | None = None
+    reason: Annotated[str, Meta(max_length=500)] = "cancelled by the client"
+
+
+class CancelAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """How many jobs are on their way out."""
+
+    cancelling: int
+
+
+class Drift(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether the trainer's tokens are the engine's."""
+
+    verdict: Literal["exact", "forked", "realigned", "broken"] = "exact"
+    first_index: int | None = None
+    tokens_affected: int = 0
+
+
+class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a job. ``outcome`` and what follows it are set when ``state`` is ``done``."""
+
+    job_id: str
+    handler: str
+    policy: str
+    tenant: str
+    state: JobState
+    waiting_for: Stage | None = None
+    outcome: Outcome | None = None
+    verdict: Verdict | None = None
+    reward: float | None = None
+    reward_parts: dict[str, float] = {}
+    stop_reason: StopReason | None = None
+    attempts: list[Attempt] = []
+    timing: Timing
+    turns: int = 0
+    tokens: TokenCounts = TokenCounts()
+    backends: list[str] = []
+    policy_versions: list[int] = []
+    drift: Drift = Drift()
+    group_id: str | None = None
+    sample_index: int = 0
+    metadata: dict[str, Any] = {}
+    created_at: str
+    ended_at: str | None = None
+
+
+class JobPage(msgspec.Struct, frozen=True, kw_only=True):
+    """One page of a list, newest first; ``next`` is opaque."""
+
+    items: list[JobRecord]
+    next: str | None = None
+
+
+class JobEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """One numbered event of a job: ``job.queued``, ``job.stage``, ``job.turn``, ``job.attempt``, ``job.done``."""
+
+    seq: int
+    event: str
+    at: str
+    data: dict[str, Any] = {}

@@ -1,0 +1,181 @@
+"""Operations on the wire: status, health, handlers, engines, stages."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+BackendKindName = Literal["vllm", "sglang", "llamacpp", "openai", "prorl"]
+
+
+class ErrorDetail(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What went wrong, for a program (``code``, ``retryable``) and for a person (``message``)."""
+
+    code: str
+    message: str
+    retryable: bool
+    details: dict[str, Any] | None = None
+
+
+class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
+    """The body of every answer that is not a success."""
+
+    error: ErrorDetail
+
+
+class Condition(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that keeps the daemon from being ready, and the cure."""
+
+    code: str
+    message: str
+    cure: str
+
+
+class Ready(msgspec.Struct, frozen=True, kw_only=True):
+    """``GET /readyz``."""
+
+    ready: bool
+    missing: list[Condition] = []
+
+
+class StageStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One stage gate."""
+
+    workers: int
+    active: int
+    waiting: int
+
+
+class Stages(msgspec.Struct, frozen=True, kw_only=True):
+    """``GET /v1/stages``."""
+
+    init: StageStatus
+    run: StageStatus
+    eval: StageStatus
+
+
+class StagePatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """New size of one stage gate; 0 pauses it."""
+
+    workers: Annotated[int, Meta(ge=0, le=100_000)]
+
+
+class StagesPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``PATCH /v1/stages``."""
+
+    init: StagePatch | None = None
+    run: StagePatch | None = None
+    eval: StagePatch | None = None
+
+
+class LoopLagStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """How late the event loop runs its tasks."""
+
+    p50: float = 0.0
+    p99: float = 0.0
+
+
+class BackendInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """One engine of a policy."""
+
+    backend_id: str
+    url: str
+    kind: BackendKindName
+    policy: str
+    state: str
+    model: str
+    max_context_tokens: int
+    leases: int = 0
+    inflight: int = 0
+    max_inflight: int | None = None
+    weight: float = 1.0
+    version: int | None = None
+    calls_total: int = 0
+    errors_total: int = 0
+    node: str | None = None
+    details: dict[str, Any] = {}
+
+
+class BackendList(msgspec.Struct, frozen=True, kw_only=True):
+    """``GET /v1/backends``."""
+
+    items: list[BackendInfo]
+    generation: int = 0
+    next: str | None = None
+
+
+class AddBackend(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``POST /v1/backends``."""
+
+    url: Annotated[str, Meta(min_length=8, max_length=2048)]
+    kind: BackendKindName
+    policy: Annotated[str, Meta(min_length=1, max_length=128)] = "default"
+    model: Annotated[str, Meta(max_length=512)] | None = None
+    max_inflight: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
+    weight: Annotated[float, Meta(gt=0, le=1000)] = 1.0
+    node: Annotated[str, Meta(max_length=256)] | None = None
+
+
+class HandlerInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """One handler, or one plugin that could not be loaded."""
+
+    name: str
+    version: str
+    origin: str
+    data_sources: list[str] = []
+    instance_schema: dict[str, Any] | None = None
+    error: str | None = None
+
+
+class HandlerList(msgspec.Struct, frozen=True, kw_only=True):
+    """``GET /v1/handlers``."""
+
+    items: list[HandlerInfo]
+    next: str | None = None
+
+
+class SandboxRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One live sandbox."""
+
+    sandbox_id: str
+    job_id: str
+    runtime: str
+    image: str | None
+    state: str
+    age_s: float
+    rss_bytes: int
+
+
+class SandboxList(msgspec.Struct, frozen=True, kw_only=True):
+    """``GET /v1/sandboxes``."""
+
+    items: list[SandboxRow]
+    next: str | None = None
+
+
+class Status(msgspec.Struct, frozen=True, kw_only=True):
+    """``GET /v1/status``."""
+
+    version: str
+    boot_id: str
+    pid: int
+    uptime_s: float
+    draining: bool
+    jobs: dict[str, int]
+    outcomes: dict[str, int]
+    stages: Stages
+    backends: list[BackendInfo]
+    sandboxes: int
+    loop_lag_s: LoopLagStatus
+
+
+class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """``endpoint.json`` in the state directory: where the daemon of this directory listens."""
+
+    address: str
+    boot_id: str
+    pid: int
+    version: str
+    started_at: str
