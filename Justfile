@@ -1,0 +1,66 @@
+# Recipes for people and for CI. Run them as `./just RECIPE`; with a uv and a just of your own, plain `just` works, too.
+
+set positional-arguments
+
+bin := justfile_directory() / ".venv/bin"
+
+# List the recipes.
+default:
+    @"{{ just_executable() }}" --justfile "{{ justfile() }}" --list --unsorted
+
+# Install everything that developing needs into .venv.
+init: (_env "dev")
+
+# Real rollouts of a small real model in real sandboxes: from nothing to graded trajectories.
+demo *ARGS: (_env "demo")
+    @"{{ bin }}/prorld" demo "$@"
+
+# The command line of prorld, as in `./just prorld --help`.
+prorld *ARGS: (_env "demo")
+    @"{{ bin }}/prorld" "$@"
+
+# Every test that needs no system package, the fast ones first; ARGS go to pytest.
+test *ARGS: (_env "dev")
+    @"{{ bin }}/pytest" -m "not real" "$@"
+
+# The fast tests only.
+test-fast *ARGS: (_env "dev")
+    @"{{ bin }}/pytest" -m "not slow and not real" "$@"
+
+# Tests on the real things of this machine: engines, sandboxes (all that there are when none is named).
+test-real *NAMES: (_env "dev")
+    @scripts/test-real "$@"
+
+# The long cancel sweep: each scenario once per scheduler step with a cancel there, over SEEDS seeds.
+sim SEEDS="100": (_env "dev")
+    PRORLD_SIM_SEEDS="$1" "{{ bin }}/pytest" tests/sim
+
+# Format, lint, types and the order of the layers. Changes nothing.
+check: (_env "dev")
+    "{{ bin }}/ruff" format --check
+    "{{ bin }}/ruff" check
+    "{{ bin }}/flake8" --select ASYNC
+    "{{ bin }}/codespell"
+    "{{ bin }}/mypy"
+    "{{ bin }}/pyright"
+    "{{ bin }}/lint-imports"
+
+# Format, and repair what the linter can repair by itself.
+fix: (_env "dev")
+    "{{ bin }}/ruff" check --fix
+    "{{ bin }}/ruff" format
+
+# What has to pass before anything is merged.
+ci: check test
+    @scripts/test-real --quick
+
+# Make the lock files again; `./just lock --upgrade` moves to newer versions.
+lock *ARGS:
+    @scripts/lock "$@"
+
+# Build the wheel and the source archive into dist/.
+build:
+    @"${PRORLD_UV:-uv}" build
+
+_env PROFILE:
+    @scripts/env {{ PROFILE }}
