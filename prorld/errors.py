@@ -6,8 +6,8 @@ Three families, three fates:
 * ``RequestError`` is answered to the client; nothing was changed.
 * ``RolloutError`` is recorded on the job that met it and never ends anything else.
 
-Anything outside this file that escapes from a job is a bug: it is logged with its traceback and still becomes exactly one
-terminal event.
+Anything outside this file that escapes from a job is a bug: it is logged with its traceback and still becomes exactly
+one terminal event.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class ConfigError(ProrldError):
     code = "config_error"
 
 
-# --- answered to a client -----------------------------------------------------------------------------------------------
+# --- answered to a client ---------------------------------------------------------------------------------------------
 
 
 class RequestError(ProrldError):
@@ -147,7 +147,7 @@ class Overloaded(RequestError):
         self.retry_after_s = retry_after_s
 
 
-# --- recorded on a job --------------------------------------------------------------------------------------------------
+# --- recorded on a job ------------------------------------------------------------------------------------------------
 
 
 class RolloutError(ProrldError):
@@ -194,7 +194,7 @@ class ContextOverflow(BackendError):
 
 
 class MalformedReply(BackendError):
-    """The engine answered something that can't be trusted: wrong lengths, non-finite log-probabilities, other prompt ids."""
+    """An answer that can't be trusted: wrong lengths, non-finite log-probabilities, other prompt ids."""
 
     code = "malformed_engine_reply"
     retryable = True
@@ -228,8 +228,8 @@ class GraderError(RolloutError):
 def boundary(error: type[RolloutError], what: str, *, code: str | None = None) -> Iterator[None]:
     """Classify what escapes from a block at the edge of the project.
 
-    An error that is already classified passes unchanged. ``what`` says what was being done ("starting the sandbox"); the
-    cause stays chained and is not repeated in the message.
+    An error that is already classified passes unchanged. ``what`` says what was being done ("starting the sandbox");
+    the cause stays chained and is not repeated in the message.
     """
     try:
         yield

@@ -14,7 +14,7 @@ import msgspec
 
 
 class BackendState(StrEnum):
-    """``up`` takes leases; ``suspect`` had strikes and takes them last; ``draining`` takes none; ``down`` is not reachable."""
+    """``up`` takes leases; ``suspect`` had strikes and takes them last; ``draining`` takes none; ``down`` is away."""
 
     UP = "up"
     SUSPECT = "suspect"

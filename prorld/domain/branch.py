@@ -129,7 +129,9 @@ class Branch:
         self._mask.extend(b"\x01" * len(ids))
         self._logprobs.extend(logprobs)
         self._segments.append(
-            Segment(start=start, end=len(self), source="sampled", calls=calls, message=message, finish_reason=finish_reason)
+            Segment(
+                start=start, end=len(self), source="sampled", calls=calls, message=message, finish_reason=finish_reason
+            )
         )
         for span in spans:
             self._grow_versions(

@@ -40,7 +40,8 @@ class OutcomeKind(StrEnum):
 class Verdict(StrEnum):
     """What training may do with the rollout.
 
-    ``use``: train on it. ``mask``: real but not trainable, and out of the group's baseline. ``drop``: it never happened.
+    ``use``: train on it. ``mask``: real but not trainable, and out of the group's baseline. ``drop``: as if it had
+    never happened.
     """
 
     USE = "use"

@@ -1,8 +1,8 @@
 """The handler: one kind of task. A plugin subclasses ``AgentHandler`` and names it under ``prorld.handlers``.
 
 The life of a handler: constructed with its decoded config (no side effects) -> ``open`` entered once by the daemon ->
-per job ``init``, ``run``, ``evaluate`` -> ``open`` left. One handler object serves all jobs at once, so what belongs to a
-job goes into the ``JobContext``.
+per job ``init``, ``run``, ``evaluate`` -> ``open`` left. One handler object serves all jobs at once, so what belongs to
+a job goes into the ``JobContext``.
 
 The least a task needs is ``prompt`` and ``evaluate``; ``run`` is then the multi-turn, tool-using loop.
 """
@@ -31,6 +31,7 @@ __all__ = ["API_VERSION", "AgentHandler", "Grade", "JobContext", "Model", "NoCon
 API_VERSION = 1
 
 InstanceT = TypeVar("InstanceT", bound=msgspec.Struct)
+InstanceT_co = TypeVar("InstanceT_co", bound=msgspec.Struct, covariant=True)
 
 
 class NoConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -53,7 +54,7 @@ class Grade(msgspec.Struct, frozen=True, kw_only=True):
     step_rewards: list[tuple[int, float]] = []
 
 
-class JobContext(Protocol[InstanceT]):
+class JobContext(Protocol[InstanceT_co]):
     """One attempt at one job, as its handler sees it."""
 
     @property
@@ -67,7 +68,7 @@ class JobContext(Protocol[InstanceT]):
         ...
 
     @property
-    def instance(self) -> InstanceT:
+    def instance(self) -> InstanceT_co:
         """The instance, decoded into the handler's type."""
         ...
 

@@ -2,7 +2,7 @@
 
 Every client of an engine obeys the same rules, and one contract suite (``prorld.testing.engine_contract``) checks them:
 
-* A reply whose ids, lengths, log-probabilities or echoed prompt don't fit the request is ``MalformedReply``, never data.
+* A reply whose ids, lengths, log-probabilities or echoed prompt don't fit the request is ``MalformedReply``, not data.
 * What an engine can't take is left out of the request and named in ``Generation.ignored``.
 * Cancelling the caller's scope closes the socket; that is the abort every engine understands.
 * ``EngineBusy`` means wait; ``ContextOverflow`` means the prompt is too long; any other ``BackendError`` is a strike.
@@ -51,7 +51,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One call. ``max_tokens`` is already the smallest of all budgets; ``sampling.max_tokens`` is not looked at again."""
+    """One call. ``max_tokens`` is already the smallest of all budgets; ``sampling.max_tokens`` is not read again."""
 
     token_ids: array[int]
     max_tokens: int

@@ -1,8 +1,8 @@
 """The sandbox contract: what a job asks for, what it gets, and what every runtime promises.
 
-A runtime's ``run`` is an actor. It is started into the nursery that bounds the sandbox's life with ``nursery.start``; the
-value it hands back is the live sandbox; when its scope is cancelled, every process, mount, socket and directory of the
-sandbox is gone before ``run`` returns. Nothing else ends a sandbox.
+A runtime's ``run`` is an actor. It is started into the nursery that bounds the sandbox's life with ``nursery.start``;
+the value it hands back is the live sandbox; when its scope is cancelled, every process, mount, socket and directory of
+the sandbox is gone before ``run`` returns. Nothing else ends a sandbox.
 """
 
 from __future__ import annotations
@@ -71,10 +71,10 @@ class SandboxInfo(msgspec.Struct, frozen=True, kw_only=True):
 class Sandbox(Protocol):
     """A live sandbox.
 
-    A limit that passes interrupts what runs, keeps the session and returns what there was with ``timed_out``. A shell or
-    interpreter that died is noticed at once, started again, and the result says ``restarted``. A sandbox that is gone
-    raises ``SandboxError``; a sandbox's own trouble is never presented as a command's output. One call per session at a
-    time: concurrent calls of ``bash`` queue, and so do those of ``python``.
+    A limit that passes interrupts what runs, keeps the session and returns what there was with ``timed_out``. A shell
+    or interpreter that died is noticed at once, started again, and the result says ``restarted``. A sandbox that is
+    gone raises ``SandboxError``; a sandbox's own trouble is never presented as a command's output. One call per session
+    at a time: concurrent calls of ``bash`` queue, and so do those of ``python``.
     """
 
     @property

@@ -27,7 +27,9 @@ class ParsedTurn(msgspec.Struct, frozen=True, kw_only=True):
 
     def as_message(self) -> Message:
         """The assistant message for people and chat exports."""
-        return Message(role="assistant", content=self.content, reasoning=self.reasoning, tool_calls=list(self.tool_calls))
+        return Message(
+            role="assistant", content=self.content, reasoning=self.reasoning, tool_calls=list(self.tool_calls)
+        )
 
 
 class RenderedMessage(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,7 +105,8 @@ class Renderer(Protocol):
         self, tail: Sequence[int], messages: Sequence[Message], tools: Sequence[ToolSchema]
     ) -> list[RenderedMessage]:
         """Only what follows an assistant turn whose last sampled ids are ``tail``: its closing if it was cut, the new
-        messages, the opening of the next turn. Raises ``RendererError`` where the template does not allow it."""
+        messages, the opening of the next turn. Raises ``RendererError`` where the template does not allow it.
+        """
         ...
 
     def parse(self, sampled: Sequence[int], tools: Sequence[ToolSchema]) -> ParsedTurn:
