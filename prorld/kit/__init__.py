@@ -1,0 +1,1 @@
+"""A trio kit that knows nothing of rollouts."""

@@ -1,0 +1,331 @@
+"""A pooled HTTP/1.1 client for engines, on trio and h11.
+
+It owns its sockets: one exchange at a time on each, the newest reused first, every one closed when its exchange failed
+or was cancelled. Closing is how an engine learns that nobody waits any more, so no socket of an unfinished exchange is
+ever kept. It follows no redirects, speaks no HTTP/2, sets no deadline beyond connecting (the caller's scope does), and
+knows nothing of rollouts.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import TypeVar
+from urllib.parse import urlsplit
+
+import h11
+import msgspec
+import trio
+
+__all__ = [
+    "BodyMalformed",
+    "ClientStatistics",
+    "ConnectFailed",
+    "HttpClient",
+    "HttpError",
+    "Response",
+    "ResponseTooLarge",
+    "TransportFailed",
+    "decode_json",
+]
+
+T = TypeVar("T")
+Headers = Iterable[tuple[str, str]]
+
+CONNECTIONS_MAX = 512
+RESPONSE_BYTES_MAX = 64 * 1024 * 1024
+CONNECT_SECONDS_MAX = 5.0
+
+# The servers that most engines run on close an idle socket after 5 s, and agents run tools for longer than that.
+IDLE_SECONDS_MAX = 4.0
+
+_RECEIVE_BYTES = 256 * 1024
+_INFORMATIONAL_MAX = 8
+_OWN_HEADERS = frozenset({"host", "content-length", "transfer-encoding", "connection", "upgrade", "expect"})
+
+
+class HttpError(Exception):
+    """Base of what a request can fail with."""
+
+
+class ConnectFailed(HttpError):
+    """No connection came about: refused, unreachable, or not within the connect deadline."""
+
+
+class TransportFailed(HttpError):
+    """The connection broke, or what came over it is not HTTP."""
+
+
+class ResponseTooLarge(HttpError):
+    """The body is over ``response_bytes_max``; the rest of it was not read."""
+
+
+class BodyMalformed(HttpError):
+    """The body is not the JSON that was expected."""
+
+
+class Response(msgspec.Struct, frozen=True, kw_only=True):
+    """A complete response."""
+
+    status: int
+    headers: tuple[tuple[bytes, bytes], ...]
+    body: bytes
+
+    def header(self, name: str) -> str | None:
+        """The first header of that name."""
+        wanted = name.lower().encode("ascii")
+        return next((value.decode("latin-1") for key, value in self.headers if key == wanted), None)
+
+    def excerpt(self, limit: int = 500) -> str:
+        """The start of the body for an error message."""
+        return self.body[:limit].decode("utf-8", "replace")
+
+
+class ClientStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """``opened``, ``reused`` and ``retried`` count since the start; ``live`` and ``idle`` are sockets open now."""
+
+    opened: int
+    reused: int
+    retried: int
+    live: int
+    idle: int
+    waiting: int
+
+
+def decode_json(response: Response, decoder: msgspec.json.Decoder[T]) -> T:
+    """The body as the decoder's type; ``BodyMalformed`` says what is wrong with it."""
+    try:
+        return decoder.decode(response.body)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
+        raise BodyMalformed(f"unexpected body: {exc}") from exc
+
+
+class _Broken(Exception):
+    """An exchange failed; ``received`` says whether any byte of a response had come."""
+
+    def __init__(self, why: str, *, received: bool) -> None:
+        super().__init__(why)
+        self.received = received
+
+
+class _Connection:
+    """One socket with its protocol state."""
+
+    __slots__ = ("idle_since", "protocol", "stream")
+
+    def __init__(self, stream: trio.SocketStream) -> None:
+        self.stream = stream
+        self.protocol = h11.Connection(h11.CLIENT)
+        self.idle_since = 0.0
+
+
+class _Address(msgspec.Struct, frozen=True):
+    """Where requests go, and what is said about it in the Host header."""
+
+    host: str
+    port: int
+    socket_path: str | None
+    authority: str
+    prefix: str
+
+    @classmethod
+    def parse(cls, base_url: str) -> _Address:
+        """``http://host[:port][/prefix]`` or ``unix:/path/to/socket``."""
+        parts = urlsplit(base_url)
+        if parts.scheme == "unix" and parts.path.startswith("/") and not parts.netloc:
+            return cls("", 0, parts.path, "localhost", "")
+        if parts.scheme != "http" or not parts.hostname or parts.query or parts.fragment or parts.username:
+            raise ValueError(f"not a plain http:// or unix: address: {base_url!r}")
+        return cls(parts.hostname, parts.port or 80, None, parts.netloc, parts.path.rstrip("/"))
+
+    async def connect(self) -> trio.SocketStream:
+        if self.socket_path is not None:
+            return await trio.open_unix_socket(self.socket_path)
+        return await trio.open_tcp_stream(self.host, self.port)
+
+
+class HttpClient:
+    """Requests to one server. ``connections_max`` requests run at once; the others wait their turn."""
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        connections_max: int = CONNECTIONS_MAX,
+        response_bytes_max: int = RESPONSE_BYTES_MAX,
+        connect_seconds_max: float = CONNECT_SECONDS_MAX,
+        idle_seconds_max: float = IDLE_SECONDS_MAX,
+    ) -> None:
+        self.base_url = base_url
+        self._address = _Address.parse(base_url)
+        self._limiter = trio.CapacityLimiter(connections_max)
+        self._response_bytes_max = response_bytes_max
+        self._connect_seconds_max = connect_seconds_max
+        self._idle_seconds_max = idle_seconds_max
+        self._idle: deque[_Connection] = deque()
+        self._closed = False
+        self._live = 0
+        self._opened = 0
+        self._reused = 0
+        self._retried = 0
+
+    def __repr__(self) -> str:
+        return f"<HttpClient {self.base_url}: {self._live} live, {len(self._idle)} idle>"
+
+    def statistics(self) -> ClientStatistics:
+        """Counters and sockets as they are now."""
+        return ClientStatistics(
+            opened=self._opened,
+            reused=self._reused,
+            retried=self._retried,
+            live=self._live,
+            idle=len(self._idle),
+            waiting=self._limiter.statistics().tasks_waiting,
+        )
+
+    def close(self) -> None:
+        """Close the idle sockets now and each busy one when its exchange ends; further requests are refused."""
+        self._closed = True
+        while self._idle:
+            self._close(self._idle.pop())
+
+    async def request(self, method: str, path: str, body: bytes = b"", headers: Headers = ()) -> Response:
+        """Send one request and read the whole response, whatever its status. Raises ``HttpError``.
+
+        It is sent a second time only if a kept socket turned out to be closed before anything of a response had come:
+        the server had hung up while the socket lay idle, and did not see the request.
+        """
+        event = self._request_event(method, path, body, headers)
+        async with self._limiter:
+            kept = self._take_idle()
+            if kept is not None:
+                self._reused += 1
+                try:
+                    return await self._exchange(kept, event, body)
+                except _Broken as broken:
+                    if broken.received:
+                        raise TransportFailed(str(broken)) from broken.__cause__
+                    self._retried += 1
+            fresh = await self._connect()
+            try:
+                return await self._exchange(fresh, event, body)
+            except _Broken as broken:
+                raise TransportFailed(str(broken)) from broken.__cause__
+
+    def _request_event(self, method: str, path: str, body: bytes, headers: Headers) -> h11.Request:
+        if self._closed:
+            raise ConnectFailed("the client is closed")
+        lines = [("host", self._address.authority), ("content-length", str(len(body)))]
+        for name, value in headers:
+            if name.lower() in _OWN_HEADERS:
+                raise ValueError(f"the header {name!r} is not for callers to set")
+            lines.append((name, value))
+        try:
+            return h11.Request(method=method, target=self._address.prefix + path, headers=lines)
+        except (h11.LocalProtocolError, UnicodeEncodeError) as exc:
+            raise ValueError(f"not a valid request: {exc}") from exc
+
+    async def _connect(self) -> _Connection:
+        stream: trio.SocketStream | None = None
+        try:
+            with trio.move_on_after(self._connect_seconds_max):
+                stream = await self._address.connect()
+        except OSError as exc:
+            raise ConnectFailed(f"can't connect to {self.base_url}") from exc
+        if stream is None:
+            raise ConnectFailed(f"no connection to {self.base_url} within {self._connect_seconds_max:g} s")
+        self._opened += 1
+        self._live += 1
+        return _Connection(stream)
+
+    def _take_idle(self) -> _Connection | None:
+        oldest_allowed = trio.current_time() - self._idle_seconds_max
+        while self._idle and self._idle[0].idle_since < oldest_allowed:
+            self._close(self._idle.popleft())
+        while self._idle:
+            connection = self._idle.pop()
+            # An idle socket has nothing to say; if it is readable, that is the server's farewell.
+            if not connection.stream.socket.is_readable():
+                return connection
+            self._close(connection)
+        return None
+
+    def _close(self, connection: _Connection) -> None:
+        # Closing the socket itself, not the stream: no await, so it also happens in a cancelled task.
+        connection.stream.socket.close()
+        self._live -= 1
+
+    async def _exchange(self, connection: _Connection, event: h11.Request, body: bytes) -> Response:
+        reusable = False
+        reader = _Reader(connection, self._response_bytes_max)
+        try:
+            protocol = connection.protocol
+            data = protocol.send(event) or b""
+            if body:
+                data += protocol.send(h11.Data(data=body)) or b""
+            data += protocol.send(h11.EndOfMessage()) or b""
+            await connection.stream.send_all(data)
+            response = await reader.response()
+            reusable = self._rewind(protocol)
+        except h11.RemoteProtocolError as exc:
+            raise _Broken("the answer is not HTTP/1.1, or ends in the middle", received=reader.received) from exc
+        except (trio.BrokenResourceError, trio.ClosedResourceError, OSError) as exc:
+            raise _Broken("the connection broke", received=reader.received) from exc
+        finally:
+            if reusable:
+                connection.idle_since = trio.current_time()
+                self._idle.append(connection)
+            else:
+                self._close(connection)
+        return response
+
+    def _rewind(self, protocol: h11.Connection) -> bool:
+        done = protocol.our_state is h11.DONE and protocol.their_state is h11.DONE
+        if not done or protocol.trailing_data[0] or self._closed:
+            return False
+        protocol.start_next_cycle()
+        return True
+
+
+class _Reader:
+    """Reads one response within its bounds."""
+
+    __slots__ = ("_bytes_max", "_connection", "received")
+
+    def __init__(self, connection: _Connection, bytes_max: int) -> None:
+        self._connection = connection
+        self._bytes_max = bytes_max
+        self.received = False
+
+    async def response(self) -> Response:
+        head = await self._head()
+        parts: list[bytes] = []
+        total = 0
+        while True:
+            event = await self._next_event()
+            if isinstance(event, h11.Data):
+                total += len(event.data)
+                if total > self._bytes_max:
+                    raise ResponseTooLarge(f"the body is over {self._bytes_max} bytes")
+                parts.append(bytes(event.data))
+            elif isinstance(event, h11.EndOfMessage):
+                return Response(status=head.status_code, headers=tuple(head.headers), body=b"".join(parts))
+            else:
+                raise h11.RemoteProtocolError("the response ends in the middle")
+
+    async def _head(self) -> h11.Response:
+        for _ in range(_INFORMATIONAL_MAX):
+            event = await self._next_event()
+            if isinstance(event, h11.Response):
+                return event
+            if not isinstance(event, h11.InformationalResponse):
+                raise h11.RemoteProtocolError("no response")
+        raise h11.RemoteProtocolError("too many informational responses")
+
+    async def _next_event(self) -> object:
+        protocol = self._connection.protocol
+        while (event := protocol.next_event()) is h11.NEED_DATA:
+            data = await self._connection.stream.receive_some(_RECEIVE_BYTES)
+            self.received = self.received or bool(data)
+            protocol.receive_data(data)
+        return event
