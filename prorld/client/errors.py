@@ -1,0 +1,35 @@
+"""The one error of the client: what went wrong, whether trying again can help, the HTTP status where there was one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from prorld.errors import ProrldError
+
+# Codes that this side makes itself; every other code came from the daemon.
+NO_DAEMON = "no_daemon"
+CONNECTION_LOST = "connection_lost"
+BAD_REPLY = "bad_reply"
+BAD_ADDRESS = "bad_address"
+TOKEN_UNREADABLE = "token_unreadable"  # noqa: S105 - the name of an error, no secret
+TOKEN_EXPOSED = "token_exposed"  # noqa: S105 - the name of an error, no secret
+
+
+class ClientError(ProrldError):
+    """A call that did not succeed."""
+
+    code = "client_error"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        code: str,
+        retryable: bool = False,
+        status: int | None = None,
+        details: dict[str, Any] | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(message, code=code, retryable=retryable, details=details)
+        self.status = status
+        self.retry_after_s = retry_after_s

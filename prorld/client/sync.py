@@ -1,0 +1,220 @@
+"""The synchronous client: typed calls of the HTTP contract, tried again only where a repeat can do no harm."""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self, TypeVar
+from urllib.parse import quote, urlencode
+
+import msgspec
+
+from prorld.client.errors import BAD_REPLY, ClientError
+from prorld.client.find import find
+from prorld.client.http import Reply, Transport
+from prorld.domain.job import JobState
+from prorld.wire.jobs import CancelAnswer, CancelJob, CancelJobs, JobEvent, JobPage, JobRecord, SubmitJob
+from prorld.wire.ops import BackendList, ErrorBody, HandlerList, Ready, Stages, StagesPatch, Status
+from prorld.wire.trajectory import Trajectory
+
+T = TypeVar("T")
+
+REQUEST_S = 60.0
+# The longest that one long-poll asks for; a longer wait is several of them.
+LONG_POLL_S = 30.0
+_BACKOFF_S = (0.1, 0.3, 1.0, 2.0)
+
+
+class Client:
+    """A daemon's jobs and state. Finds the daemon of this host by itself; not for several threads at once.
+
+    ``patience_s`` is how long one call may go on trying after a refusal that is worth a repeat (an overloaded daemon, a
+    lost connection); 0 tells at once.
+    """
+
+    def __init__(
+        self,
+        address: str | None = None,
+        token: str | None = None,
+        state_dir: str | os.PathLike[str] | None = None,
+        *,
+        patience_s: float = 10.0,
+    ) -> None:
+        target = find(address, token, state_dir)
+        self._transport = Transport(target.address, target.token)
+        self._patience_s = patience_s
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._transport.close()
+
+    @property
+    def address(self) -> str:
+        """Where the daemon is."""
+        return str(self._transport.address)
+
+    # --- jobs
+
+    def submit(self, job: SubmitJob) -> JobRecord:
+        """Hand in a job. Without an id it gets one here, so that a repeat after a lost reply is the same job."""
+        if job.job_id is None:
+            job = msgspec.structs.replace(job, job_id=f"job-{uuid.uuid4().hex}")
+        return self._call("POST", "/v1/jobs", JobRecord, body=job)
+
+    def get(self, job_id: str) -> JobRecord:
+        """A job's record now."""
+        return self._call("GET", f"/v1/jobs/{_part(job_id)}", JobRecord)
+
+    def wait(self, job_id: str, *, within_s: float | None = None) -> JobRecord:
+        """The record once the job is done, or as it is after ``within_s``."""
+        until = None if within_s is None else time.monotonic() + within_s
+        while True:
+            left = LONG_POLL_S if until is None else min(LONG_POLL_S, max(0.0, until - time.monotonic()))
+            path = f"/v1/jobs/{_part(job_id)}{_query(wait_s=f'{left:.3f}')}"
+            record = self._call("GET", path, JobRecord, within_s=left + REQUEST_S)
+            if record.state is JobState.DONE or (until is not None and time.monotonic() >= until):
+                return record
+
+    def cancel(self, job_id: str, *, reason: str | None = None) -> JobRecord:
+        """Begin the end of a job; it is over when ``wait`` says so."""
+        body = CancelJob() if reason is None else CancelJob(reason=reason)
+        return self._call("POST", f"/v1/jobs/{_part(job_id)}/cancel", JobRecord, body=body)
+
+    def cancel_many(
+        self, *, job_ids: Sequence[str] | None = None, group_id: str | None = None, reason: str | None = None
+    ) -> int:
+        """The same for many; how many are on their way out."""
+        body = CancelJobs(job_ids=None if job_ids is None else [*job_ids], group_id=group_id)
+        if reason is not None:
+            body = msgspec.structs.replace(body, reason=reason)
+        return self._call("POST", "/v1/jobs/cancel", CancelAnswer, body=body).cancelling
+
+    def trajectory(self, job_id: str) -> Trajectory:
+        """The trajectory of a job that is done."""
+        return self._call("GET", f"/v1/jobs/{_part(job_id)}/trajectory", Trajectory)
+
+    def events(self, job_id: str, *, after: int = 0, wait_s: float = 0.0) -> Sequence[JobEvent]:
+        """The job's events with a higher number than ``after``, waiting up to ``wait_s`` for the first."""
+        path = f"/v1/jobs/{_part(job_id)}/events{_query(after=after, wait_s=wait_s)}"
+        return self._call("GET", path, _EventPage, within_s=wait_s + REQUEST_S).items
+
+    # --- operations
+
+    def status(self) -> Status:
+        """What the daemon does now."""
+        return self._call("GET", "/v1/status", Status)
+
+    def ready(self) -> Ready:
+        """Whether the daemon can take work, and what is missing."""
+        return self._call("GET", "/readyz", Ready, also=(503,))
+
+    def handlers(self) -> HandlerList:
+        """The kinds of task that are installed."""
+        return self._call("GET", "/v1/handlers", HandlerList)
+
+    def backends(self) -> BackendList:
+        """The engines."""
+        return self._call("GET", "/v1/backends", BackendList)
+
+    def stages(self) -> Stages:
+        """The three gates."""
+        return self._call("GET", "/v1/stages", Stages)
+
+    def set_stages(self, patch: StagesPatch) -> Stages:
+        """Resize gates; 0 pauses one."""
+        return self._call("PATCH", "/v1/stages", Stages, body=patch)
+
+    # Last, because the name hides the builtin in the annotations that follow it.
+    def list(
+        self,
+        *,
+        state: str | None = None,
+        handler: str | None = None,
+        group_id: str | None = None,
+        limit: int = 50,
+        after: str | None = None,
+    ) -> JobPage:
+        """One page of jobs, newest first; ``after`` is the ``next`` of the page before."""
+        query = _query(state=state, handler=handler, group_id=group_id, limit=limit, next=after)
+        return self._call("GET", f"/v1/jobs{query}", JobPage)
+
+    def _call(
+        self,
+        method: str,
+        path: str,
+        kind: type[T],
+        *,
+        body: msgspec.Struct | None = None,
+        within_s: float = REQUEST_S,
+        also: tuple[int, ...] = (),
+    ) -> T:
+        data = None if body is None else msgspec.json.encode(body)
+        until = time.monotonic() + self._patience_s
+        attempt = 0
+        while True:
+            try:
+                return _decoded(self._transport.request(method, path, data, within_s=within_s), kind, also)
+            except ClientError as exc:
+                pause = exc.retry_after_s or _BACKOFF_S[min(attempt, len(_BACKOFF_S) - 1)]
+                if not exc.may_retry or time.monotonic() + pause > until:
+                    raise
+            time.sleep(pause)  # noqa: TID251 - there is no event loop on this side
+            attempt += 1
+
+
+class _EventPage(msgspec.Struct, frozen=True, kw_only=True):
+    items: list[JobEvent]
+
+
+def _decoded(reply: Reply, kind: type[T], also: tuple[int, ...]) -> T:
+    if not 200 <= reply.status < 300 and reply.status not in also:
+        raise _refusal(reply)
+    try:
+        return msgspec.json.decode(reply.body, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
+        message = f"the daemon answered something else than {kind.__name__.lstrip('_')}: {exc}"
+        raise ClientError(message, code=BAD_REPLY, status=reply.status) from exc
+
+
+def _refusal(reply: Reply) -> ClientError:
+    try:
+        error = msgspec.json.decode(reply.body, type=ErrorBody).error
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        text = f"HTTP {reply.status} without a readable body; is this a prorld daemon?"
+        return ClientError(text, code=BAD_REPLY, status=reply.status)
+    return ClientError(
+        error.message,
+        code=error.code,
+        retryable=error.retryable,
+        status=reply.status,
+        details=error.details,
+        retry_after_s=_seconds(reply.headers.get("retry-after")),
+    )
+
+
+def _seconds(text: str | None) -> float | None:
+    try:
+        seconds = float(text or "")
+    except ValueError:
+        return None
+    return seconds if 0 < seconds < float("inf") else None
+
+
+def _part(text: str) -> str:
+    return quote(text, safe="")
+
+
+def _query(**fields: object) -> str:
+    given = {name: value for name, value in fields.items() if value is not None}
+    return f"?{urlencode(given)}" if given else ""
