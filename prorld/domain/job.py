@@ -124,6 +124,26 @@ class Timing(msgspec.Struct, kw_only=True):
     llm_s: float = 0.0
     tool_s: float = 0.0
 
+    def queued(self, stage: Stage, seconds: float) -> None:
+        """Waited this long at the gate of a stage."""
+        match stage:
+            case "init":
+                self.queue_init_s += seconds
+            case "run":
+                self.queue_run_s += seconds
+            case "eval":
+                self.queue_eval_s += seconds
+
+    def ran(self, stage: Stage, seconds: float) -> None:
+        """Spent this long in a stage."""
+        match stage:
+            case "init":
+                self.init_s += seconds
+            case "run":
+                self.run_s += seconds
+            case "eval":
+                self.eval_s += seconds
+
 
 class TokenCounts(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens of a rollout over all its branches: prompt, sampled by the policy, observed from the environment."""

@@ -19,9 +19,10 @@ __all__ = ["RolloutService"]
 class RolloutService(Protocol):
     """Jobs and stages."""
 
-    async def submit(self, request: SubmitJob, tenant: str) -> tuple[JobRecord, bool]:
+    async def submit(self, request: SubmitJob, tenant: str, *, digest: str | None = None) -> tuple[JobRecord, bool]:
         """Accept a job; the flag says whether it is new (201) or the same one again (200).
 
+        ``digest`` is a hash over the canonical form of the body as it was sent, before defaults.
         Raises ``Overloaded`` (full or draining, nothing accepted), ``Conflict``, ``Forgotten``, ``Impossible``,
         ``BadRequest``.
         """
@@ -52,7 +53,7 @@ class RolloutService(Protocol):
         """Begin the end of a job; answers at once. A job that is done stays as it is."""
         ...
 
-    def cancel_many(
+    async def cancel_many(
         self, tenant: str | None, *, job_ids: Sequence[str] | None, group_id: str | None, reason: str
     ) -> int:
         """The same for many in one sweep; how many are on their way out."""
@@ -64,6 +65,10 @@ class RolloutService(Protocol):
 
     def events(self, job_id: str, tenant: str | None, *, after: int = 0, limit: int = 1000) -> Sequence[JobEvent]:
         """The job's events with a higher sequence number."""
+        ...
+
+    async def wait_event(self, job_id: str, tenant: str | None, *, after: int) -> None:
+        """Wait until the job has an event with a higher number, or is done. The caller's scope bounds the wait."""
         ...
 
     def stages(self) -> Stages:

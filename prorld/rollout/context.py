@@ -1,0 +1,168 @@
+"""What a handler holds while it works on one attempt: the implementation of ``prorld.handlers.JobContext``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+import trio
+
+from prorld.domain.ids import SandboxId
+from prorld.domain.job import AgentLimits, Sampling
+from prorld.domain.messages import Message
+from prorld.errors import HandlerError
+from prorld.inference.contract import Model
+from prorld.inference.session import ModelSession
+from prorld.rollout.entry import JobEntry
+from prorld.sandbox.contract import Sandbox, SandboxRuntime, SandboxSpec
+
+__all__ = ["AttemptContext"]
+
+
+class AttemptContext:
+    """One attempt at one job. ``nursery`` of the attempt bounds the sandbox; the stage's nursery is lent per stage."""
+
+    def __init__(
+        self, entry: JobEntry, n: int, *, attempt_nursery: trio.Nursery, runtime: SandboxRuntime, boot_id: str
+    ) -> None:
+        self._entry = entry
+        self._n = n
+        self._attempt_nursery = attempt_nursery
+        self._runtime = runtime
+        self._boot_id = boot_id
+        self._sandboxes = 0
+        self._sandbox: Sandbox | None = None
+        self._sandbox_scope: trio.CancelScope | None = None
+        self._sandbox_gone = trio.Event()
+        self._stage_nursery: trio.Nursery | None = None
+        self._model: Model | None = None
+
+    # --- what the handler asks --------------------------------------------------------------------------------------
+
+    @property
+    def job_id(self) -> str:
+        """The job."""
+        return self._entry.spec.job_id
+
+    @property
+    def attempt(self) -> int:
+        """1 for the first try."""
+        return self._n
+
+    @property
+    def instance(self) -> msgspec.Struct:
+        """The instance, decoded into the handler's type."""
+        return self._entry.instance
+
+    @property
+    def sampling(self) -> Sampling:
+        """How the policy samples."""
+        return self._entry.spec.sampling
+
+    @property
+    def limits(self) -> AgentLimits:
+        """What the policy may use up."""
+        return self._entry.spec.agent
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """What the client attached."""
+        return self._entry.spec.metadata
+
+    @property
+    def model(self) -> Model:
+        """The policy, while RUN lasts."""
+        if self._model is None:
+            raise HandlerError("the policy can be talked to in RUN only", code="no_model_here")
+        return self._model
+
+    @property
+    def transcript(self) -> Sequence[Message]:
+        """The conversation so far."""
+        session = self._entry.session
+        return () if session is None else session.transcript
+
+    @property
+    def nursery(self) -> trio.Nursery:
+        """The nursery of the stage that runs."""
+        if self._stage_nursery is None:
+            raise HandlerError("no stage is running", code="no_stage")
+        return self._stage_nursery
+
+    @property
+    def sandbox(self) -> Sandbox:
+        """The open sandbox."""
+        if self._sandbox is None:
+            raise HandlerError("this job has no open sandbox", code="no_sandbox")
+        return self._sandbox
+
+    async def open_sandbox(self, spec: SandboxSpec) -> Sandbox:
+        """Start a sandbox; it lives in the attempt's nursery, so it outlives the stage but not the attempt."""
+        if self._sandbox_scope is not None:
+            raise HandlerError("this job has an open sandbox already", code="second_sandbox")
+        self._sandboxes += 1
+        sandbox_id = SandboxId(f"{self._boot_id}-{self._entry.serial}-{self._n}-{self._sandboxes}")
+        self._sandbox_scope = trio.CancelScope()
+        self._sandbox_gone = trio.Event()
+        # The type that nursery.start hands back is that of _own's task status.
+        self._sandbox = await self._attempt_nursery.start(
+            self._own_sandbox, spec, sandbox_id, self._sandbox_scope, self._sandbox_gone, name=f"sandbox {sandbox_id}"
+        )
+        return self.sandbox
+
+    async def _own_sandbox(
+        self,
+        spec: SandboxSpec,
+        sandbox_id: str,
+        scope: trio.CancelScope,
+        gone: trio.Event,
+        task_status: trio.TaskStatus[Sandbox] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        try:
+            with scope:
+                await self._runtime.run(spec, sandbox_id=sandbox_id, job_id=self.job_id, task_status=task_status)
+        finally:
+            self._sandbox = None
+            self._sandbox_scope = None
+            gone.set()
+
+    async def close_sandbox(self) -> None:
+        """End the sandbox; returns when nothing of it is left."""
+        if self._sandbox_scope is None:
+            await trio.lowlevel.checkpoint()
+            return
+        gone = self._sandbox_gone
+        self._sandbox_scope.cancel("the sandbox is not needed any more")
+        await gone.wait()
+
+    def progress(self, what: str, **facts: Any) -> None:
+        """A line for people who watch."""
+        self._entry.events.emit("job.progress", self._entry.clock.wall(), what=what, **facts)
+
+    def tool_used(self, name: str, seconds: float) -> None:
+        """Count a tool call and its time."""
+        self._entry.timing.tool_s += seconds
+        self._entry.events.emit("job.tool", self._entry.clock.wall(), tool=name, seconds=round(seconds, 6))
+
+    # --- what life lends --------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def lend_nursery(self, nursery: trio.Nursery) -> Iterator[None]:
+        """The stage's nursery, while the stage lasts."""
+        self._stage_nursery = nursery
+        try:
+            yield
+        finally:
+            self._stage_nursery = None
+
+    @contextmanager
+    def lend_model(self, session: ModelSession) -> Iterator[None]:
+        """The policy, while RUN lasts."""
+        self._entry.session = session
+        self._model = session
+        try:
+            yield
+        finally:
+            self._model = None

@@ -1,0 +1,163 @@
+"""A job's row in the book: what was asked, where it is, how it ended. Changed by ``life`` alone."""
+
+from __future__ import annotations
+
+import msgspec
+import trio
+
+from prorld.domain.job import STATE_OF_STAGE, Attempt, JobSpec, JobState, Timing, TokenCounts, advance
+from prorld.domain.outcome import Outcome, Stage, StopReason, Verdict
+from prorld.handlers.base import AgentHandler, Grade
+from prorld.inference.session import ModelSession
+from prorld.rollout.clock import Clock
+from prorld.rollout.events import EventLog
+from prorld.wire.jobs import Drift, JobRecord
+
+__all__ = ["JobEntry"]
+
+
+class JobEntry:
+    """One accepted job.
+
+    ``scope`` bounds everything the job does. ``cancel_reason`` is set before the scope is cancelled, so that the outcome
+    can say why. ``done`` is set by the terminal event, after every resource of the job is gone. ``serial`` numbers the jobs
+    of one daemon; ids chosen by clients are unique per tenant only.
+    """
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        handler: AgentHandler[msgspec.Struct],
+        instance: msgspec.Struct,
+        *,
+        serial: int,
+        digest: str,
+        size_bytes: int,
+        clock: Clock,
+    ) -> None:
+        self.spec = spec
+        self.handler = handler
+        self.instance = instance
+        self.serial = serial
+        self.digest = digest
+        self.request_bytes = size_bytes
+        self.clock = clock
+        self.scope = trio.CancelScope()
+        self.cancel_reason: str | None = None
+        self.done = trio.Event()
+        self.events = EventLog()
+        self.state = JobState.QUEUED
+        self.waiting_for: Stage | None = "init"
+        self.stage: Stage | None = None
+        self.timing = Timing()
+        self.attempts: list[Attempt] = []
+        self.session: ModelSession | None = None
+        self.stop: StopReason | None = None
+        self.grade: Grade | None = None
+        self.outcome: Outcome | None = None
+        self.verdict: Verdict | None = None
+        self.created_at = clock.wall()
+        self.ended_at: str | None = None
+        self._attempt_started: tuple[int, str] | None = None
+        self.events.emit("job.queued", self.created_at)
+
+    def __repr__(self) -> str:
+        return f"<JobEntry {self.spec.job_id} {self.state}>"
+
+    # --- steps of its life ------------------------------------------------------------------------------------------
+
+    def attempt_begins(self, n: int) -> None:
+        """A new try: nothing of the last one counts any more."""
+        self._attempt_started = (n, self.clock.wall())
+        self.session = None
+        self.stop = None
+        self.grade = None
+        self.events.emit("job.attempt", self.clock.wall(), n=n, what="began")
+
+    def attempt_ends(self, outcome: Outcome) -> None:
+        """The try is over; fine to call when none is open."""
+        if self._attempt_started is None:
+            return
+        n, started_at = self._attempt_started
+        self._attempt_started = None
+        if self.session is not None:
+            self.timing.llm_s += self.session.llm_s
+        ended_at = self.clock.wall()
+        self.attempts.append(Attempt(n=n, outcome=outcome, started_at=started_at, ended_at=ended_at))
+        self.events.emit("job.attempt", ended_at, n=n, what="ended", outcome=outcome.kind.value, code=outcome.code)
+
+    def waits_for(self, stage: Stage) -> None:
+        """At a gate: the state stays what it was."""
+        self.stage = None
+        self.waiting_for = stage
+        self.events.emit("job.stage", self.clock.wall(), stage=stage, what="waiting")
+
+    def enters(self, stage: Stage) -> None:
+        """Through the gate."""
+        self.state = advance(self.state, STATE_OF_STAGE[stage])
+        self.stage = stage
+        self.waiting_for = None
+        self.events.emit("job.stage", self.clock.wall(), stage=stage, what="entered")
+
+    def leaves(self, stage: Stage) -> None:
+        """Out of the stage, in whatever way."""
+        self.events.emit("job.stage", self.clock.wall(), stage=stage, what="left")
+
+    def ends(self, outcome: Outcome, verdict: Verdict) -> None:
+        """The terminal event. Happens exactly once, and nothing in it awaits."""
+        self.attempt_ends(outcome)
+        self.state = advance(self.state, JobState.DONE)
+        self.waiting_for = None
+        self.stage = None
+        self.outcome = outcome
+        self.verdict = verdict
+        self.ended_at = self.clock.wall()
+        self.events.emit("job.done", self.ended_at, outcome=outcome.kind.value, verdict=verdict.value, reward=self.reward)
+        self.done.set()
+
+    # --- what is read -----------------------------------------------------------------------------------------------
+
+    @property
+    def reward(self) -> float | None:
+        """The reward; ``None`` unless a grader ran to its end."""
+        return None if self.grade is None else self.grade.reward
+
+    def record(self) -> JobRecord:
+        """The record as it is now."""
+        spec, session = self.spec, self.session
+        timing = msgspec.structs.replace(self.timing)
+        if session is not None and self._attempt_started is not None:
+            timing.llm_s += session.llm_s
+        return JobRecord(
+            job_id=spec.job_id,
+            handler=spec.handler,
+            policy=spec.policy,
+            tenant=spec.tenant,
+            state=self.state,
+            waiting_for=self.waiting_for,
+            outcome=self.outcome,
+            verdict=self.verdict,
+            reward=self.reward,
+            reward_parts={} if self.grade is None else self.grade.parts,
+            stop_reason=self.stop,
+            attempts=list(self.attempts),
+            timing=timing,
+            turns=0 if session is None else session.turns,
+            tokens=TokenCounts() if session is None else session.token_counts(),
+            backends=[] if session is None else session.backends_used(),
+            policy_versions=[] if session is None else session.versions_used(),
+            drift=drift_of(session),
+            group_id=spec.group_id,
+            sample_index=spec.sample_index,
+            metadata=spec.metadata,
+            created_at=self.created_at,
+            ended_at=self.ended_at,
+        )
+
+
+def drift_of(session: ModelSession | None) -> Drift:
+    """Exact while there is one branch; forked when a history had to be rendered anew."""
+    if session is None or len(session.branches) < 2:
+        return Drift()
+    fork = session.branches[1]
+    return Drift(verdict="forked", first_index=fork.fork_at, tokens_affected=sum(len(b) for b in session.branches[1:]))

@@ -1,0 +1,207 @@
+"""The life of one job, top to bottom: one trio task from acceptance to the terminal event.
+
+    accept -> [INIT gate] init -> [RUN gate] run -> [EVAL gate] evaluate -> record -> tell
+
+    queued -> initialising -> running -> evaluating -> done
+       \\___________\\____________\\__________\\____-> done        (any end; a retry goes back to initialising)
+
+Scopes nest as job > attempt > stage > call. The sandbox lives in the attempt's nursery: it is made inside INIT's deadline,
+outlives INIT, and is gone before anything is reported. Nothing else in the project changes a job's state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+import structlog
+import trio
+
+from prorld.domain.job import JobSpec
+from prorld.domain.outcome import (
+    Outcome,
+    OutcomeKind,
+    Stage,
+    Verdict,
+    cancelled,
+    outcome_of_error,
+    outcome_of_stop,
+    should_retry,
+    verdict_of,
+)
+from prorld.errors import GraderError, HandlerError, RolloutError
+from prorld.handlers.base import Grade, RunResult
+from prorld.inference.session import ModelSession
+from prorld.rollout.clock import Clock
+from prorld.rollout.context import AttemptContext
+from prorld.rollout.entry import JobEntry
+from prorld.rollout.stages import Gates, StageClock, StageTimedOut, TotalBudget, run_stage
+from prorld.sandbox.contract import SandboxRuntime
+
+__all__ = ["ModelSource", "World", "live"]
+
+log = structlog.get_logger("prorld.rollout")
+
+T = TypeVar("T")
+
+# Between two attempts: long enough for a restarted engine to listen again, short enough not to matter beside a rollout.
+RETRY_PAUSE_S = 0.5
+RETRY_PAUSE_MAX_S = 8.0
+
+
+class ModelSource(Protocol):
+    """Where a job gets its policy from."""
+
+    def open(self, spec: JobSpec, attempt: int) -> AbstractAsyncContextManager[ModelSession]:
+        """Lease an engine for as long as the block lasts and talk to it. Waits for one where there is none."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """What a job needs from the rest of the daemon."""
+
+    gates: Gates
+    runtime: SandboxRuntime
+    models: ModelSource
+    clock: Clock
+    boot_id: str
+    verdicts: Mapping[OutcomeKind, Verdict]
+
+
+async def live(entry: JobEntry, world: World, tell: Callable[[JobEntry], None]) -> None:
+    """One job. Whatever happens, it ends here, once, after everything it held is gone."""
+    outcome: Outcome | None = None
+    with structlog.contextvars.bound_contextvars(job_id=entry.spec.job_id, handler=entry.spec.handler):
+        try:
+            with entry.scope:
+                outcome = await _attempts(entry, world)
+        except* Exception as group:
+            # Not a rollout's trouble (that is caught per attempt) but a bug of ours. It ends this job and no other.
+            outcome = outcome_of_error(_leading(group), entry.stage)
+            log.error("job.crashed", exc_info=group)
+        finally:
+            if outcome is None:
+                outcome = _interrupted(entry)
+            entry.ends(outcome, verdict_of(outcome, graded=entry.grade is not None, table=world.verdicts))
+            tell(entry)
+
+
+async def _attempts(entry: JobEntry, world: World) -> Outcome:
+    """Try until an outcome stands: infrastructure failures are tried again, and every try is kept."""
+    n, budget = 1, TotalBudget(entry.spec.timeouts)
+    while True:
+        entry.attempt_begins(n)
+        outcome = await _attempt(entry, world, n, budget)
+        if not should_retry(outcome, n, entry.spec.max_attempts):
+            return outcome
+        entry.attempt_ends(outcome)
+        log.info("attempt.failed", attempt=n, outcome=outcome.kind.value, code=outcome.code, message=outcome.message)
+        await trio.sleep(min(RETRY_PAUSE_MAX_S, RETRY_PAUSE_S * 2 ** (n - 1)))
+        n += 1
+
+
+async def _attempt(entry: JobEntry, world: World, n: int, budget: TotalBudget) -> Outcome:
+    """One try. What it raises is classified; what is still open when it ends is closed before it returns."""
+    outcome: Outcome | None = None
+    try:
+        async with trio.open_nursery() as nursery:
+            job = AttemptContext(entry, n, attempt_nursery=nursery, runtime=world.runtime, boot_id=world.boot_id)
+            outcome = await _stages(entry, world, job, budget)
+            nursery.cancel_scope.cancel("the attempt is over")
+    except* Exception as group:
+        error = _leading(group)
+        if outcome is not None:
+            # The grade stands; what failed is the clean-up after it.
+            log.warning("cleanup.failed", exc_info=group)
+        else:
+            outcome = error.outcome if isinstance(error, StageTimedOut) else outcome_of_error(error, entry.stage)
+            if not isinstance(error, (RolloutError, StageTimedOut)):
+                log.error("handler.crashed", exc_info=group)
+    if outcome is None:
+        raise AssertionError("an attempt ended without an outcome")
+    return outcome
+
+
+async def _stages(entry: JobEntry, world: World, job: AttemptContext, budget: TotalBudget) -> Outcome:
+    """INIT, RUN, EVAL."""
+    handler = entry.handler
+
+    async def init() -> None:
+        await handler.init(job)
+
+    async def run() -> RunResult:
+        async with world.models.open(entry.spec, job.attempt) as session:
+            with job.lend_model(session):
+                return await handler.run(job)
+
+    await _stage(entry, world, job, budget, "init", init, type(None))
+    result = await _stage(entry, world, job, budget, "run", run, RunResult)
+    if entry.session is None or not entry.session.calls:
+        raise HandlerError("the model was never called", code="no_model_calls")
+    entry.stop = result.stop
+    if not handler.grades_in_sandbox:
+        await job.close_sandbox()
+
+    async def evaluate() -> Grade:
+        return await handler.evaluate(job, result)
+
+    entry.grade = await _stage(entry, world, job, budget, "eval", evaluate, Grade)
+    await job.close_sandbox()
+    return outcome_of_stop(result.stop)
+
+
+async def _stage(
+    entry: JobEntry,
+    world: World,
+    job: AttemptContext,
+    budget: TotalBudget,
+    stage: Stage,
+    work: Callable[[], Awaitable[T]],
+    returns: type[T],
+) -> T:
+    """One stage, with the handler's own recovery inside its deadline. What it returns is checked: plugins are not typed."""
+
+    async def guarded(nursery: trio.Nursery, clock: StageClock) -> T:
+        with job.lend_nursery(nursery):
+            result: object
+            try:
+                result = await work()
+            except SystemExit as exc:
+                raise HandlerError("the handler called sys.exit", code="sys_exit") from exc
+            except Exception as exc:
+                # A cancelled stage raises Cancelled, alone or in a group, which this does not catch. What recovery
+                # returns stands for what the stage should have returned; by default it raises the error again.
+                result = await entry.handler.recover(job, stage, exc)
+        if not isinstance(result, returns):
+            wrong = GraderError if stage == "eval" else HandlerError
+            raise wrong(f"{stage} returned {type(result).__name__}, not {returns.__name__}", code="wrong_result")
+        return result
+
+    return await run_stage(world.gates, entry, stage, budget, guarded)
+
+
+def _interrupted(entry: JobEntry) -> Outcome:
+    """The outcome of a job whose scope was cancelled. A grade that was given before that stands."""
+    if entry.grade is not None and entry.stop is not None:
+        return outcome_of_stop(entry.stop)
+    return cancelled(entry.cancel_reason or "the daemon is shutting down", entry.stage)
+
+
+def _leading(group: BaseExceptionGroup[Exception]) -> Exception:
+    """The error that decides the outcome: a time-out first, then a classified one, then whatever came first."""
+    leaves: list[Exception] = []
+    queue: list[Exception | BaseExceptionGroup[Exception]] = [group]
+    while queue:
+        item = queue.pop(0)
+        if isinstance(item, BaseExceptionGroup):
+            queue.extend(item.exceptions)
+        else:
+            leaves.append(item)
+    for kind in (StageTimedOut, RolloutError):
+        for leaf in leaves:
+            if isinstance(leaf, kind):
+                return leaf
+    return leaves[0]

@@ -1,0 +1,137 @@
+"""A stage: a gate, a deadline that starts when the gate opens, and a nursery of its own.
+
+Here, and nowhere else, a stage's deadline is set. Waiting at the gate costs no budget; neither does time in which the
+policy is paused (``StageClock.paused``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+import trio
+
+from prorld.domain.job import StageTimeouts
+from prorld.domain.outcome import STAGES, Outcome, Stage, timed_out
+from prorld.kit.gate import Gate
+from prorld.rollout.entry import JobEntry
+from prorld.wire.ops import Stages, StagesPatch, StageStatus
+
+__all__ = ["Gates", "StageClock", "StageTimedOut", "TotalBudget", "run_stage"]
+
+T = TypeVar("T")
+
+
+class StageTimedOut(Exception):
+    """A stage used up its time; carries the outcome."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        super().__init__(outcome.message)
+        self.outcome = outcome
+
+
+class Gates:
+    """The three independent gates."""
+
+    def __init__(self, *, init: int, run: int, eval: int) -> None:  # noqa: A002  (the stage's name)
+        workers: dict[Stage, int] = {"init": init, "run": run, "eval": eval}
+        self._gates: dict[Stage, Gate] = {stage: Gate(stage, workers[stage]) for stage in STAGES}
+
+    def of(self, stage: Stage) -> Gate:
+        """One gate."""
+        return self._gates[stage]
+
+    def resize(self, patch: StagesPatch) -> None:
+        """New sizes, at once; 0 pauses a stage."""
+        for stage in STAGES:
+            change = getattr(patch, stage)
+            if change is not None:
+                self._gates[stage].set_workers(change.workers)
+
+    def status(self) -> Stages:
+        """How full they are."""
+        return Stages(init=self._status("init"), run=self._status("run"), eval=self._status("eval"))
+
+    def _status(self, stage: Stage) -> StageStatus:
+        seen = self._gates[stage].statistics()
+        return StageStatus(workers=seen.workers, active=seen.active, waiting=seen.waiting)
+
+
+class TotalBudget:
+    """The optional budget over all stages of a job; only time inside a stage counts."""
+
+    def __init__(self, timeouts: StageTimeouts) -> None:
+        self._timeouts = timeouts
+        self._left = timeouts.total_s
+
+    def limit(self, stage: Stage) -> tuple[float, bool]:
+        """Seconds this stage may take, and whether it is the total that says so."""
+        own = self._timeouts.of(stage)
+        if self._left is None or self._left >= own:
+            return own, False
+        return max(0.0, self._left), True
+
+    def spend(self, seconds: float) -> None:
+        """A stage took this long."""
+        if self._left is not None:
+            self._left -= seconds
+
+
+class StageClock:
+    """The deadline of the stage that runs."""
+
+    def __init__(self, scope: trio.CancelScope) -> None:
+        self._scope = scope
+        self.paused_s = 0.0
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Time in this block burns no budget: the deadline moves by as much."""
+        began = trio.current_time()
+        deadline, self._scope.deadline = self._scope.deadline, float("inf")
+        try:
+            yield
+        finally:
+            lost = trio.current_time() - began
+            self.paused_s += lost
+            self._scope.deadline = deadline + lost
+
+
+async def run_stage(
+    gates: Gates,
+    entry: JobEntry,
+    stage: Stage,
+    budget: TotalBudget,
+    work: Callable[[trio.Nursery, StageClock], Awaitable[T]],
+) -> T:
+    """Wait at the gate, then do the work under the stage's deadline. Raises ``StageTimedOut``."""
+    asked = trio.current_time()
+    entry.waits_for(stage)
+    async with gates.of(stage).enter(priority=entry.spec.priority, tenant=entry.spec.tenant):
+        began = trio.current_time()
+        entry.timing.queued(stage, began - asked)
+        entry.enters(stage)
+        seconds, is_total = budget.limit(stage)
+        results: list[T] = []
+        scope = trio.CancelScope(deadline=began + seconds)
+        clock = StageClock(scope)
+        try:
+            with scope:
+                async with trio.open_nursery() as nursery:
+                    results.append(await work(nursery, clock))
+                    nursery.cancel_scope.cancel(f"{stage} is over")
+        except Exception as exc:
+            # What a stage raises while its time is up is a consequence of the time-out, not the cause of the end.
+            if scope.cancel_called and not entry.scope.cancel_called:
+                raise StageTimedOut(timed_out(stage, seconds, total=is_total)) from exc
+            raise
+        finally:
+            spent = trio.current_time() - began - clock.paused_s
+            budget.spend(spent)
+            entry.timing.ran(stage, spent)
+            entry.timing.paused_s += clock.paused_s
+            entry.leaves(stage)
+        if not results:
+            raise StageTimedOut(timed_out(stage, seconds, total=is_total))
+        return results[0]

@@ -1,0 +1,347 @@
+"""The supervisor: admission, the book of jobs, and the nursery in which every job lives.
+
+It is an actor: submits come through its bounded mailbox and are answered when the job is accepted. Reading the book and
+cancelling are single steps without an await; they are plain methods, so that neither can be refused because a queue is
+full. It never changes a job's state (``life`` does) and never waits for slow work.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+import structlog
+import trio
+
+from prorld.domain.job import JobSpec, JobState
+from prorld.domain.outcome import OutcomeKind
+from prorld.errors import Conflict, Forgotten, Impossible, NotFound, Overloaded
+from prorld.handlers.registry import Registry, accept
+from prorld.kit.cleanup import shielded
+from prorld.kit.mailbox import Mailbox, Reply
+from prorld.rollout.document import kept_bytes, trajectory
+from prorld.rollout.entry import JobEntry
+from prorld.rollout.life import World, live
+from prorld.store.memory import MemoryStore
+from prorld.wire.jobs import JobEvent, JobPage, JobRecord, SubmitJob
+from prorld.wire.ops import Stages, StagesPatch
+from prorld.wire.trajectory import Trajectory
+
+__all__ = ["Accepted", "Supervisor", "SupervisorLimits"]
+
+log = structlog.get_logger("prorld.rollout")
+
+# Cancelling thousands of jobs at once stalls the loop for as long as all of them unwind; so many scopes per tick don't.
+CANCELS_PER_TICK = 50
+CANCEL_SWEEP_S_MAX = 30.0
+RETRY_AFTER_FULL_S = 1.0
+RETRY_AFTER_DRAIN_S = 10.0
+CAPTURES = frozenset({"routed_experts"})
+
+
+class SupervisorLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """Bounds of the book."""
+
+    jobs_max: int = 10_000
+    mailbox_size: int = 1024
+    results_max_count: int = 10_000
+    results_max_bytes: int = 1 << 30
+
+
+class Accepted(msgspec.Struct, frozen=True):
+    """The answer to a submit."""
+
+    record: JobRecord
+    is_new: bool
+
+
+class Submit(msgspec.Struct, frozen=True):
+    """A submit on its way to the supervisor."""
+
+    request: SubmitJob
+    tenant: str
+    digest: str
+    size_bytes: int
+    reply: Reply[Accepted]
+
+
+class Supervisor:
+    """The book of jobs. ``run`` is the actor."""
+
+    def __init__(self, world: World, handlers: Registry, *, policies: Iterable[str], limits: SupervisorLimits) -> None:
+        self._world = world
+        self._handlers = handlers
+        self._policies = frozenset(policies)
+        self._limits = limits
+        self._mailbox: Mailbox[Submit] = Mailbox("supervisor", limits.mailbox_size)
+        self._live: dict[str, JobEntry] = {}
+        self._ended: MemoryStore[JobEntry] = MemoryStore(
+            count_max=limits.results_max_count, bytes_max=limits.results_max_bytes
+        )
+        self._tenants_of: dict[str, list[str]] = {}
+        self._outcomes: Counter[str] = Counter()
+        self._serial = 0
+        self._draining = False
+        self._idle = trio.Event()
+        self._idle.set()
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Accept and start jobs until cancelled; ends when every job has ended."""
+        async with trio.open_nursery() as nursery:
+            with self._mailbox.receive() as inbox:
+                task_status.started()
+                async for message in inbox:
+                    try:
+                        message.reply.answer(self._accept(message, nursery))
+                    except Exception as exc:  # noqa: BLE001  (every error belongs to the asker; the actor goes on)
+                        message.reply.fail(exc)
+
+    # --- admission --------------------------------------------------------------------------------------------------
+
+    async def submit(self, request: SubmitJob, tenant: str, *, digest: str | None = None) -> tuple[JobRecord, bool]:
+        """Accept a job. ``digest`` stands for the body as the client sent it; same id and same digest is the same job."""
+        body = msgspec.json.encode(request, order="deterministic")
+        words = digest or hashlib.sha256(body).hexdigest()
+        accepted = await self._mailbox.ask(lambda reply: Submit(request, tenant, words, len(body), reply))
+        return accepted.record, accepted.is_new
+
+    def _accept(self, message: Submit, nursery: trio.Nursery) -> Accepted:
+        request, tenant = message.request, message.tenant
+        if request.job_id is not None:
+            known = self._known(request.job_id, tenant)
+            if known is not None and known.digest != message.digest:
+                raise Conflict(f"job {request.job_id} exists with another body", code="job_exists")
+            if known is not None:
+                return Accepted(known.record(), is_new=False)
+        if self._draining:
+            raise Overloaded("the daemon is draining", retry_after_s=RETRY_AFTER_DRAIN_S, code="draining")
+        if len(self._live) >= self._limits.jobs_max:
+            raise Overloaded(f"{len(self._live)} jobs are accepted already", retry_after_s=RETRY_AFTER_FULL_S)
+        entry = self._entry(message, self._spec(request, tenant))
+        self._live[_key(tenant, entry.spec.job_id)] = entry
+        self._tenants_of.setdefault(entry.spec.job_id, []).append(tenant)
+        self._idle = trio.Event() if self._idle.is_set() else self._idle
+        nursery.start_soon(live, entry, self._world, self._tell, name=f"job {entry.spec.job_id}")
+        log.info("job.queued", job_id=entry.spec.job_id, handler=entry.spec.handler, tenant=tenant)
+        return Accepted(entry.record(), is_new=True)
+
+    def _spec(self, request: SubmitJob, tenant: str) -> JobSpec:
+        if request.policy not in self._policies:
+            raise Impossible(f"there is no policy {request.policy!r}", code="unknown_policy")
+        if request.callback_url is not None:
+            raise Impossible("callbacks are off: no callback address is allowed", code="callbacks_off")
+        for name in request.capture:
+            if name not in CAPTURES:
+                raise Impossible(f"can't capture {name!r}", code="unknown_capture")
+        fields: dict[str, Any] = {name: getattr(request, name) for name in request.__struct_fields__}
+        fields["job_id"] = request.job_id or f"j-{secrets.token_hex(8)}"
+        fields["handler"] = self._handlers.select(request.handler, request.instance).name
+        return JobSpec(**fields, tenant=tenant)
+
+    def _entry(self, message: Submit, spec: JobSpec) -> JobEntry:
+        handler = self._handlers.get(spec.handler)
+        self._serial += 1
+        return JobEntry(
+            spec,
+            handler,
+            accept(handler, spec.instance, spec.agent),
+            serial=self._serial,
+            digest=message.digest,
+            size_bytes=message.size_bytes,
+            clock=self._world.clock,
+        )
+
+    def _tell(self, entry: JobEntry) -> None:
+        """The end of a job: out of the living, into the store, one canonical line in the log."""
+        key = _key(entry.spec.tenant, entry.spec.job_id)
+        del self._live[key]
+        for lost in self._ended.put(key, entry, kept_bytes(entry)):
+            self._forget_tenant(lost)
+        record = entry.record()
+        if record.outcome is not None:
+            self._outcomes[record.outcome.kind.value] += 1
+        if not self._live:
+            self._idle.set()
+        log.info("job.done", **_canonical(record))
+
+    def _forget_tenant(self, key: str) -> None:
+        tenant, _, job_id = key.partition("\0")
+        tenants = self._tenants_of[job_id]
+        tenants.remove(tenant)
+        if not tenants:
+            del self._tenants_of[job_id]
+
+    # --- the book ---------------------------------------------------------------------------------------------------
+
+    def _known(self, job_id: str, tenant: str) -> JobEntry | None:
+        key = _key(tenant, job_id)
+        if self._ended.forgot(key):
+            raise Forgotten(f"job {job_id} has ended and is forgotten")
+        return self._live.get(key) or self._ended.get(key)
+
+    def _find(self, job_id: str, tenant: str | None) -> JobEntry:
+        tenants = self._tenants_of.get(job_id, []) if tenant is None else [tenant]
+        for candidate in reversed(tenants):
+            entry = self._known(job_id, candidate)
+            if entry is not None:
+                return entry
+        raise NotFound(f"there is no job {job_id}", code="unknown_job")
+
+    def get(self, job_id: str, tenant: str | None) -> JobRecord:
+        """A job's record now."""
+        return self._find(job_id, tenant).record()
+
+    async def wait_done(self, job_id: str, tenant: str | None) -> JobRecord:
+        """The record once the job is done."""
+        entry = self._find(job_id, tenant)
+        await entry.done.wait()
+        return entry.record()
+
+    def list(
+        self,
+        tenant: str | None,
+        *,
+        state: JobState | None = None,
+        handler: str | None = None,
+        group_id: str | None = None,
+        limit: int = 50,
+        after: str | None = None,
+    ) -> JobPage:
+        """Jobs, newest first. ``after`` is the serial number a page ended with."""
+        before = int(after) if after is not None and after.isdigit() else None
+        everything = sorted([*self._live.values(), *self._ended.newest_first()], key=lambda e: -e.serial)
+        found = [
+            entry
+            for entry in everything
+            if (tenant is None or entry.spec.tenant == tenant)
+            and (before is None or entry.serial < before)
+            and (state is None or entry.state is state)
+            and (handler is None or entry.spec.handler == handler)
+            and (group_id is None or entry.spec.group_id == group_id)
+        ]
+        page = found[:limit]
+        more = str(page[-1].serial) if len(found) > limit else None
+        return JobPage(items=[entry.record() for entry in page], next=more)
+
+    def trajectory(self, job_id: str, tenant: str | None) -> Trajectory:
+        """The trajectory of a job that is done."""
+        entry = self._find(job_id, tenant)
+        if entry.state is not JobState.DONE:
+            raise Conflict(f"job {job_id} is {entry.state}; its trajectory is there when it is done", code="not_done")
+        return trajectory(entry)
+
+    def events(self, job_id: str, tenant: str | None, *, after: int = 0, limit: int = 1000) -> Sequence[JobEvent]:
+        """The job's events with a higher sequence number."""
+        return self._find(job_id, tenant).events.after(after, limit)
+
+    async def wait_event(self, job_id: str, tenant: str | None, *, after: int) -> None:
+        """Wait until the job has an event with a higher number, or is done."""
+        entry = self._find(job_id, tenant)
+        if entry.state is not JobState.DONE:
+            await entry.events.wait_after(after)
+
+    # --- the end ----------------------------------------------------------------------------------------------------
+
+    def cancel(self, job_id: str, tenant: str | None, reason: str) -> JobRecord:
+        """Begin the end of a job."""
+        entry = self._find(job_id, tenant)
+        _cancel(entry, reason)
+        return entry.record()
+
+    async def cancel_many(
+        self, tenant: str | None, *, job_ids: Sequence[str] | None, group_id: str | None, reason: str
+    ) -> int:
+        """Begin the end of many, so many per tick; how many were still alive."""
+        wanted = None if job_ids is None else frozenset(job_ids)
+        chosen = [
+            entry
+            for entry in self._live.values()
+            if (tenant is None or entry.spec.tenant == tenant)
+            and (wanted is None or entry.spec.job_id in wanted)
+            and (group_id is None or entry.spec.group_id == group_id)
+        ]
+        for entry in chosen:
+            entry.cancel_reason = entry.cancel_reason or reason
+        with shielded(CANCEL_SWEEP_S_MAX, "cancelling many jobs"):
+            # Every wait in here is one tick: the client that asked may leave, what it asked for goes on.
+            for i in range(0, len(chosen), CANCELS_PER_TICK):
+                for entry in chosen[i : i + CANCELS_PER_TICK]:
+                    _cancel(entry, reason)
+                await trio.lowlevel.checkpoint()
+        return len(chosen)
+
+    def drain(self) -> None:
+        """Refuse new jobs from now on; those accepted go on."""
+        self._draining = True
+
+    @property
+    def draining(self) -> bool:
+        """Whether new jobs are refused."""
+        return self._draining
+
+    async def wait_idle(self) -> None:
+        """Wait until no accepted job is left."""
+        while self._live:
+            await self._idle.wait()
+        await trio.lowlevel.checkpoint()
+
+    # --- numbers ----------------------------------------------------------------------------------------------------
+
+    def stages(self) -> Stages:
+        """The three gates."""
+        return self._world.gates.status()
+
+    def set_stages(self, patch: StagesPatch) -> Stages:
+        """Resize gates."""
+        self._world.gates.resize(patch)
+        return self.stages()
+
+    def counts(self) -> dict[str, int]:
+        """Jobs by state; ended ones that are forgotten are not counted."""
+        states = Counter(entry.state.value for entry in self._live.values())
+        return {state.value: states.get(state.value, 0) for state in JobState} | {JobState.DONE.value: len(self._ended)}
+
+    def outcomes(self) -> dict[str, int]:
+        """Ended jobs by outcome since the start."""
+        return {kind.value: self._outcomes.get(kind.value, 0) for kind in OutcomeKind}
+
+    def mailbox_used(self) -> int:
+        """Submits that wait to be looked at."""
+        return self._mailbox.statistics().used
+
+
+def _key(tenant: str, job_id: str) -> str:
+    return f"{tenant}\0{job_id}"
+
+
+def _cancel(entry: JobEntry, reason: str) -> None:
+    if entry.done.is_set():
+        return
+    entry.cancel_reason = entry.cancel_reason or reason
+    entry.scope.cancel(reason)
+
+
+def _canonical(record: JobRecord) -> dict[str, Any]:
+    """One line that says all of a job."""
+    timing = {name: round(getattr(record.timing, name), 3) for name in record.timing.__struct_fields__}
+    outcome = record.outcome
+    return {
+        "job_id": record.job_id,
+        "handler": record.handler,
+        "tenant": record.tenant,
+        "outcome": None if outcome is None else outcome.kind.value,
+        "code": None if outcome is None else outcome.code,
+        "verdict": None if record.verdict is None else record.verdict.value,
+        "stop_reason": record.stop_reason,
+        "reward": record.reward,
+        "attempts": len(record.attempts),
+        "turns": record.turns,
+        "sampled": record.tokens.sampled,
+        "observed": record.tokens.observed,
+        "backends": record.backends,
+        **timing,
+    }
