@@ -9,6 +9,7 @@ The least a task needs is ``prompt`` and ``evaluate``; ``run`` is then the multi
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -17,12 +18,13 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 import msgspec
 import trio
 
+from prorld.agents.dialect import Dialect
 from prorld.agents.loop import run_agent
-from prorld.agents.tools import Tool, standard_tools
+from prorld.agents.tools import Tool, known_tools, standard_tools
 from prorld.domain.job import AgentLimits, Sampling
 from prorld.domain.messages import Message
 from prorld.domain.outcome import Stage, StopReason
-from prorld.errors import HandlerError
+from prorld.errors import HandlerError, Impossible
 from prorld.inference.contract import Model, Turn
 from prorld.sandbox.contract import Sandbox, SandboxSpec
 
@@ -52,6 +54,11 @@ class Grade(msgspec.Struct, frozen=True, kw_only=True):
     reward: float
     parts: dict[str, float] = {}
     step_rewards: list[tuple[int, float]] = []
+
+    def __post_init__(self) -> None:
+        numbers = [self.reward, *self.parts.values(), *(reward for _, reward in self.step_rewards)]
+        if not all(math.isfinite(number) for number in numbers):
+            raise ValueError("a reward has to be a finite number")
 
 
 class JobContext(Protocol[InstanceT_co]):
@@ -115,6 +122,10 @@ class JobContext(Protocol[InstanceT_co]):
         """End the sandbox now; every process in it is gone when this returns. Nothing happens where there is none."""
         ...
 
+    def tool_used(self, name: str, seconds: float) -> None:
+        """Count a tool call and its time."""
+        ...
+
     def progress(self, what: str, **facts: Any) -> None:
         """Put a line into the job's events, for people who watch."""
         ...
@@ -127,6 +138,11 @@ class AgentHandler(ABC, Generic[InstanceT]):
     name: ClassVar[str]
     instance_type: type[InstanceT]
     config_type: ClassVar[type[msgspec.Struct]] = NoConfig
+    # Where an instance's ``data_source`` selects the handler; a name that ends in ``*`` stands for all that begin so.
+    data_sources: ClassVar[tuple[str, ...]] = ()
+    # The tools a job may name, and those it gets where it names none.
+    allowed_tools: ClassVar[frozenset[str]] = known_tools()
+    default_tools: ClassVar[tuple[str, ...]] = ()
     # Whether ``evaluate`` looks into the rollout's own sandbox; where not, it is gone before the job waits for EVAL.
     grades_in_sandbox: ClassVar[bool] = False
 
@@ -138,13 +154,25 @@ class AgentHandler(ABC, Generic[InstanceT]):
         """Shared state of all jobs of this handler, entered once."""
         yield
 
+    def accept(self, instance: InstanceT, limits: AgentLimits) -> None:
+        """Called at submit: raise ``Impossible`` for what can never be done. Nothing may be started here."""
+        refused = sorted(set(limits.tools or ()) - self.allowed_tools)
+        if refused:
+            there = ", ".join(sorted(self.allowed_tools)) or "none that can be chosen"
+            message = f"{self.name} has no tool {', '.join(refused)}; it has {there}"
+            raise Impossible(message, details={"path": "agent.tools"})
+
     def sandbox_spec(self, instance: InstanceT) -> SandboxSpec | None:
         """The sandbox that this instance needs; ``None`` for none."""
         return None
 
     def tools(self, job: JobContext[InstanceT]) -> Sequence[Tool]:
-        """The tools the policy is offered; by default those the job asks for by name."""
-        return standard_tools(job.limits.tools or ())
+        """The tools the policy is offered: those the job asks for by name, else ``default_tools``."""
+        return standard_tools(self.default_tools if job.limits.tools is None else job.limits.tools)
+
+    def dialect(self, job: JobContext[InstanceT]) -> Dialect | None:
+        """The task's own action language; ``None`` for the tool calls of the model's chat template."""
+        return None
 
     @abstractmethod
     def prompt(self, instance: InstanceT) -> Sequence[Message]:
@@ -161,7 +189,13 @@ class AgentHandler(ABC, Generic[InstanceT]):
         tools = self.tools(job)
         sandbox = job.sandbox if any(tool.needs_sandbox for tool in tools) else None
         end = await run_agent(
-            job.model, self.prompt(job.instance), tools=tools, sandbox=sandbox, max_turns=job.limits.max_turns
+            job.model,
+            self.prompt(job.instance),
+            tools=tools,
+            sandbox=sandbox,
+            max_turns=job.limits.max_turns,
+            dialect=self.dialect(job),
+            on_tool=job.tool_used,
         )
         return RunResult(stop=end.stop, answer=end.answer, data=end.data)
 

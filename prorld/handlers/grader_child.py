@@ -1,0 +1,226 @@
+"""The child's side of a grader: imports one function, then forks once for each grade.
+
+Started by its path in a fresh interpreter, so that nothing of prorld and no trio is loaded into it; it never starts a
+thread. Its parent is on the other end of one socket, whose end of file makes it kill what it does and leave. What a
+grader prints goes into a pipe of which the tail is kept; only the frame with the request's nonce is an answer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+import math
+import os
+import resource
+import select
+import signal
+import socket
+import struct
+import sys
+import time
+import traceback
+import typing
+from collections.abc import Callable
+from typing import Any, Literal, NoReturn
+
+import msgspec
+
+FRAME_BYTES = 8 << 20
+REPLY_BYTES = 1 << 20
+LOG_BYTES = 2048
+_LENGTH = struct.Struct("!I")
+_PR_SET_PDEATHSIG = 1
+
+
+class Hello(msgspec.Struct, frozen=True, kw_only=True):
+    """First frame to the child: where to import from, and which function."""
+
+    function: str
+    path: list[str]
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """One grade."""
+
+    nonce: str
+    limit_s: float
+    memory_bytes: int
+    payload: msgspec.Raw
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of a grade; ``words`` and ``log`` are for people."""
+
+    nonce: str
+    what: Literal["ready", "value", "raised", "timeout", "died", "unreadable"]
+    value: msgspec.Raw = msgspec.Raw(b"null")
+    words: str = ""
+    log: str = ""
+
+
+def main() -> None:
+    """Serve grades on the socket whose descriptor is the only argument."""
+    control = socket.socket(fileno=int(sys.argv[1]))
+    hello = msgspec.json.decode(_receive(control), type=Hello)
+    sys.path[:] = hello.path
+    sys.dont_write_bytecode = True
+    try:
+        function, takes = _load(hello.function)
+    except (Exception, SystemExit, KeyboardInterrupt) as exc:  # noqa: BLE001  (reported to the parent)
+        _send(control.fileno(), Answer(nonce="", what="raised", words=_one_line(exc)))
+        return
+    _send(control.fileno(), Answer(nonce="", what="ready"))
+    while True:
+        request = msgspec.json.decode(_receive(control), type=Request)
+        _send(control.fileno(), _grade_in_fork(control, function, takes, request))
+
+
+def _load(name: str) -> tuple[Callable[[Any], Any], Any]:
+    module_name, _, attribute = name.partition(":")
+    function = getattr(importlib.import_module(module_name), attribute)
+    hints = typing.get_type_hints(function)
+    hints.pop("return", None)
+    return function, next(iter(hints.values()), Any)
+
+
+def _grade_in_fork(control: socket.socket, function: Callable[[Any], Any], takes: Any, request: Request) -> Answer:
+    answer_r, answer_w = os.pipe()
+    log_r, log_w = os.pipe()
+    parent = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        _be_the_grade(function, takes, request, parent, answer_w, log_w)
+    os.close(answer_w)
+    os.close(log_w)
+    with contextlib.suppress(OSError):
+        os.setpgid(pid, pid)
+    log = bytearray()
+    try:
+        body, in_time = _collect(control, answer_r, log_r, log, request.limit_s)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
+        _, status = os.waitpid(pid, 0)
+        os.close(answer_r)
+        os.close(log_r)
+    words = log.decode("utf-8", "replace")
+    if not in_time:
+        return Answer(nonce=request.nonce, what="timeout", log=words)
+    return _judge(body, request.nonce, status, words)
+
+
+def _judge(body: bytes, nonce: str, status: int, log: str) -> Answer:
+    if not body:
+        how = f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"exit code {os.WEXITSTATUS(status)}"
+        return Answer(nonce=nonce, what="died", words=how, log=log)
+    try:
+        answer = msgspec.json.decode(body, type=Answer)
+    except msgspec.DecodeError as exc:
+        return Answer(nonce=nonce, what="unreadable", words=str(exc), log=log)
+    if answer.nonce != nonce:
+        return Answer(nonce=nonce, what="unreadable", words="an answer without this request's nonce", log=log)
+    return msgspec.structs.replace(answer, log=log)
+
+
+def _collect(control: socket.socket, answer_r: int, log_r: int, log: bytearray, limit_s: float) -> tuple[bytes, bool]:
+    """The answer's bytes (none where the child died), and whether they came in time."""
+    deadline = time.monotonic() + limit_s
+    poll = select.poll()
+    poll.register(control, select.POLLRDHUP)
+    poll.register(answer_r, select.POLLIN)
+    poll.register(log_r, select.POLLIN)
+    body = bytearray()
+    while (left := deadline - time.monotonic()) > 0:
+        for fd, _ in poll.poll(math.ceil(left * 1000)):
+            if fd == control.fileno():
+                raise SystemExit(0)
+            piece = os.read(fd, 65536)
+            if fd == answer_r:
+                body += piece
+                if not piece or len(body) >= _LENGTH.size + REPLY_BYTES:
+                    return b"", True
+                if len(body) >= _LENGTH.size and len(body) >= _LENGTH.size + _LENGTH.unpack_from(body)[0]:
+                    return bytes(body[_LENGTH.size :]), True
+            elif piece:
+                log += piece
+                del log[:-LOG_BYTES]
+            else:
+                poll.unregister(log_r)
+    return b"", False
+
+
+def _be_the_grade(
+    function: Callable[[Any], Any], takes: Any, request: Request, parent: int, answer_w: int, log_w: int
+) -> NoReturn:
+    try:
+        os.setpgid(0, 0)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+        os.dup2(log_w, 1)
+        os.dup2(log_w, 2)
+        _limit(request)
+        answer = _answer(function, takes, request)
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.flush()
+        _send(answer_w, answer)
+    finally:
+        os._exit(0)
+
+
+def _answer(function: Callable[[Any], Any], takes: Any, request: Request) -> Answer:
+    try:
+        value = msgspec.json.encode(function(msgspec.json.decode(request.payload, type=takes)))
+    except MemoryError:
+        return Answer(nonce=request.nonce, what="raised", words="it ran out of memory")
+    except (Exception, SystemExit, KeyboardInterrupt) as exc:  # noqa: BLE001  (reported to the parent)
+        with contextlib.suppress(OSError, ValueError):
+            traceback.print_exc(limit=-4)
+        return Answer(nonce=request.nonce, what="raised", words=_one_line(exc))
+    if len(value) > REPLY_BYTES // 2:
+        return Answer(nonce=request.nonce, what="unreadable", words=f"the result is {len(value)} bytes long")
+    return Answer(nonce=request.nonce, what="value", value=msgspec.Raw(value))
+
+
+def _limit(request: Request) -> None:
+    cpu = math.ceil(request.limit_s) + 1
+    for which, most in (
+        (resource.RLIMIT_CPU, cpu),
+        (resource.RLIMIT_AS, request.memory_bytes),
+        (resource.RLIMIT_FSIZE, 0),
+        (resource.RLIMIT_CORE, 0),
+    ):
+        _, hard = resource.getrlimit(which)
+        bound = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        resource.setrlimit(which, (bound, bound))
+
+
+def _one_line(exc: BaseException) -> str:
+    return " ".join("".join(traceback.format_exception_only(exc)).split())[:LOG_BYTES]
+
+
+def _receive(control: socket.socket) -> bytes:
+    (length,) = _LENGTH.unpack(_exactly(control, _LENGTH.size))
+    return _exactly(control, length)
+
+
+def _exactly(control: socket.socket, size: int) -> bytes:
+    parts = bytearray()
+    while len(parts) < size:
+        piece = control.recv(min(65536, size - len(parts)))
+        if not piece:
+            raise SystemExit(0)
+        parts += piece
+    return bytes(parts)
+
+
+def _send(fd: int, answer: Answer) -> None:
+    body = msgspec.json.encode(answer)
+    view = memoryview(_LENGTH.pack(len(body)) + body)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+if __name__ == "__main__":
+    main()
