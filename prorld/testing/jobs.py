@@ -1,0 +1,164 @@
+"""One handler run by itself: a scripted policy, a job context in memory, and the three stages in order.
+
+For authors of handlers. There is no daemon, no engine and no clock in it, and errors come out as they were raised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+import trio
+
+from prorld.domain.job import AgentLimits, Sampling
+from prorld.domain.messages import Message, ToolSchema
+from prorld.domain.outcome import StopReason
+from prorld.errors import HandlerError
+from prorld.handlers.base import AgentHandler, Grade, RunResult
+from prorld.handlers.registry import accept
+from prorld.inference.contract import Model, Turn
+from prorld.sandbox.contract import Sandbox, SandboxSpec
+
+__all__ = ["FakeJob", "HandlerRun", "ScriptedModel", "run_handler"]
+
+InstanceT = TypeVar("InstanceT", bound=msgspec.Struct)
+
+
+class ScriptedModel:
+    """A ``Model`` that says what it was told to, one turn after the other; text stands for a turn without calls.
+
+    When the script is over the context counts as full. What it was given is kept: ``transcript``, ``tools``.
+    """
+
+    def __init__(self, turns: Sequence[Turn | str]) -> None:
+        self._turns = [Turn(content=turn, sampled=len(turn)) if isinstance(turn, str) else turn for turn in turns]
+        self._begun = False
+        self._spoken = 0
+        self.transcript: list[Message] = []
+        self.tools: tuple[ToolSchema, ...] = ()
+
+    @property
+    def turns_left(self) -> int:
+        """How much of the script was not asked for."""
+        return len(self._turns) - self._spoken
+
+    async def start(self, messages: Sequence[Message], tools: Sequence[ToolSchema] = ()) -> None:
+        """Open the conversation; once."""
+        await trio.lowlevel.checkpoint()
+        if self._begun:
+            raise HandlerError("the conversation was already started")
+        self._begun = True
+        self.transcript += messages
+        self.tools = tuple(tools)
+
+    async def turn(self, *, max_tokens: int | None = None) -> Turn:
+        """The next turn of the script."""
+        await trio.lowlevel.checkpoint()
+        if not self._begun:
+            raise HandlerError("the conversation was not started")
+        if self.turns_left == 0:
+            return Turn(content="", stop=StopReason.CONTEXT_FULL)
+        turn = self._turns[self._spoken]
+        self._spoken += 1
+        self.transcript.append(
+            Message(role="assistant", content=turn.content, reasoning=turn.reasoning, tool_calls=list(turn.tool_calls))
+        )
+        return turn
+
+    async def observe(self, messages: Sequence[Message]) -> None:
+        """What the environment answered."""
+        await trio.lowlevel.checkpoint()
+        if not messages:
+            raise HandlerError("an observation has at least one message")
+        self.transcript += messages
+
+
+class FakeJob(msgspec.Struct, kw_only=True):
+    """A ``JobContext`` in memory. ``spare_sandbox`` is what ``open_sandbox`` hands out."""
+
+    instance: Any
+    model: Model
+    transcript: list[Message]
+    nursery: trio.Nursery
+    job_id: str = "job"
+    attempt: int = 1
+    sampling: Sampling = Sampling()
+    limits: AgentLimits = AgentLimits()
+    metadata: dict[str, Any] = {}
+    spare_sandbox: Sandbox | None = None
+    open_spec: SandboxSpec | None = None
+    tool_seconds: list[tuple[str, float]] = []
+    events: list[tuple[str, dict[str, Any]]] = []
+
+    @property
+    def sandbox(self) -> Sandbox:
+        """The sandbox, where one was opened."""
+        if self.open_spec is None or self.spare_sandbox is None:
+            raise HandlerError("the job has no sandbox")
+        return self.spare_sandbox
+
+    async def open_sandbox(self, spec: SandboxSpec) -> Sandbox:
+        """Hand out the one there is."""
+        await trio.lowlevel.checkpoint()
+        if self.open_spec is not None:
+            raise HandlerError("the job already has a sandbox")
+        if self.spare_sandbox is None:
+            raise HandlerError("run_handler was not given a sandbox")
+        self.open_spec = spec
+        return self.spare_sandbox
+
+    async def close_sandbox(self) -> None:
+        """Take it away."""
+        await trio.lowlevel.checkpoint()
+        self.open_spec = None
+
+    def tool_used(self, name: str, seconds: float) -> None:
+        """Keep the name and the time."""
+        self.tool_seconds.append((name, seconds))
+
+    def progress(self, what: str, **facts: Any) -> None:
+        """Keep the line."""
+        self.events.append((what, facts))
+
+
+class HandlerRun(msgspec.Struct, frozen=True, kw_only=True):
+    """What a handler made of a script."""
+
+    result: RunResult
+    grade: Grade
+    transcript: list[Message]
+    tool_calls: list[str]
+
+
+async def run_handler(
+    handler: AgentHandler[InstanceT],
+    instance: Mapping[str, Any],
+    *,
+    turns: Sequence[Turn | str],
+    sandbox: Sandbox | None = None,
+    limits: AgentLimits | None = None,
+) -> HandlerRun:
+    """Run one instance through INIT, RUN and EVAL against a scripted policy. The handler has to be open.
+
+    The sandbox is closed before EVAL where the handler does not grade in it, as in the daemon.
+    """
+    model = ScriptedModel(turns)
+    async with trio.open_nursery() as nursery:
+        job = FakeJob(
+            instance=accept(handler, instance, limits or AgentLimits()),
+            model=model,
+            transcript=model.transcript,
+            nursery=nursery,
+            limits=limits or AgentLimits(),
+            spare_sandbox=sandbox,
+        )
+        await handler.init(job)
+        result = await handler.run(job)
+        if not handler.grades_in_sandbox:
+            await job.close_sandbox()
+        grade = await handler.evaluate(job, result)
+        nursery.cancel_scope.cancel()
+    return HandlerRun(
+        result=result, grade=grade, transcript=model.transcript, tool_calls=[name for name, _ in job.tool_seconds]
+    )
