@@ -1,0 +1,274 @@
+"""What may be configured: one frozen Struct per section, each field with its unit, bound, default and reason.
+
+The words beside a field are its documentation: ``prorld check-config`` and the docs print them.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from prorld.domain.outcome import OutcomeKind, Verdict
+
+__all__ = [
+    "BackendEntry",
+    "Config",
+    "Engine",
+    "Gc",
+    "Handlers",
+    "Limits",
+    "Log",
+    "Metrics",
+    "PolicyEntry",
+    "Sandbox",
+    "Server",
+    "Stages",
+    "State",
+    "Timeouts",
+    "Verdicts",
+    "is_loopback",
+]
+
+Workers = Annotated[int, Meta(ge=0, le=100_000)]
+Seconds = Annotated[float, Meta(gt=0, le=86_400)]
+Bytes = Annotated[int, Meta(ge=1 << 10, le=1 << 50)]
+Count = Annotated[int, Meta(ge=1, le=10_000_000)]
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address can only be reached from this machine."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+class Server(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The HTTP listener."""
+
+    host: Annotated[str, Meta(min_length=1, description="Address to listen on; loopback unless you mean it.")] = (
+        "127.0.0.1"
+    )
+    port: Annotated[int, Meta(ge=0, le=65_535, description="TCP port; 0 takes a free one.")] = 8650
+    unix_socket: Annotated[
+        str | None, Meta(description="Listen on this Unix socket (mode 0600) instead of host and port.")
+    ] = None
+    no_auth: Annotated[
+        bool, Meta(description="Ask for no token; refused where others than this machine can connect.")
+    ] = False
+    body_bytes_max: Annotated[Bytes, Meta(description="Largest request body; more is answered 413.")] = 64 << 20
+    connections_max: Annotated[Count, Meta(description="Open connections; further ones wait in the backlog.")] = 8192
+    wait_s_max: Annotated[Seconds, Meta(description="Longest a long poll is held open.")] = 60.0
+    send_stall_s: Annotated[Seconds, Meta(description="A peer that reads nothing for so long is cut off.")] = 30.0
+    keep_alive_s: Annotated[Seconds, Meta(description="An idle connection is closed after this.")] = 75.0
+
+    def __post_init__(self) -> None:
+        if self.no_auth and self.unix_socket is None and not is_loopback(self.host):
+            raise ValueError(f"no_auth needs a loopback address or a Unix socket, and host is {self.host!r}")
+
+
+class State(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where the daemon keeps its token, its address and its work."""
+
+    dir: Annotated[
+        str | None,
+        Meta(
+            description="State directory. --state-dir and $PRORLD_STATE win; unset: prorld/ in the XDG state directory."
+        ),
+    ] = None
+
+
+class Stages(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How many jobs may be in each stage at once; 0 pauses a stage, and all can be changed while the daemon runs."""
+
+    init: Annotated[Workers, Meta(description="Jobs that make their sandbox at the same time.")] = 8
+    run: Annotated[Workers, Meta(description="Jobs whose agent runs at the same time.")] = 32
+    eval: Annotated[Workers, Meta(description="Jobs that are graded at the same time.")] = 8
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Bounds of what the daemon holds in memory."""
+
+    jobs_max: Annotated[Count, Meta(description="Jobs queued or active; over it a submit is answered 503.")] = 10_000
+    results_count_max: Annotated[Count, Meta(description="Ended jobs kept; the oldest is forgotten first.")] = 10_000
+    results_bytes_max: Annotated[Bytes, Meta(description="Bytes of ended jobs kept, counted as encoded.")] = 1 << 30
+    mailbox_size: Annotated[Count, Meta(description="Messages waiting for one actor; over it callers get 503.")] = 1024
+
+
+class Timeouts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Deadlines of the daemon itself; those of a job come with the job."""
+
+    boot_s: Annotated[Seconds, Meta(description="For all parts of the daemon to start.")] = 120.0
+    drain_s: Annotated[
+        Seconds, Meta(description="For running jobs to end after the first signal; then they are cancelled.")
+    ] = 30.0
+    cleanup_s: Annotated[
+        Seconds, Meta(description="For one piece of clean-up; what is left then is killed and logged.")
+    ] = 10.0
+    engine_connect_s: Annotated[Seconds, Meta(description="To connect to an engine.")] = 10.0
+    engine_probe_s: Annotated[Seconds, Meta(description="For an engine to answer a probe or a health check.")] = 10.0
+    engine_call_s: Annotated[
+        Seconds, Meta(description="For one generation; a longer one is a strike against the engine.")
+    ] = 1800.0
+
+
+class Sandbox(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where agents act."""
+
+    runtime: Annotated[Literal["bubblewrap"], Meta(description="What makes sandboxes.")] = "bubblewrap"
+    user: Annotated[
+        str,
+        Meta(min_length=1, description="User name or uid that sandboxes run as when the daemon is root; never root."),
+    ] = "nobody"
+    scratch_dir: Annotated[
+        str | None, Meta(description="Where writable layers go, on a local disk; unset: in the state directory.")
+    ] = None
+
+    def __post_init__(self) -> None:
+        if self.user in {"root", "0"}:
+            raise ValueError("user is root, and a sandbox never runs as root")
+
+
+class Engine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The embedded engine: a small real model in a child process of the daemon."""
+
+    enabled: Annotated[bool | None, Meta(description="Start it; unset: only where no backends are configured.")] = None
+    slots: Annotated[int, Meta(ge=1, le=256, description="Sequences decoded at the same time.")] = 4
+    context_tokens: Annotated[int, Meta(ge=256, le=1 << 20, description="Context of one slot, in tokens.")] = 4096
+    threads: Annotated[int, Meta(ge=0, le=1024, description="Threads to compute with; 0: one per usable core.")] = 0
+
+
+class BackendEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One engine to use from the start; more can come and go over HTTP."""
+
+    url: Annotated[str, Meta(pattern=r"^https?://[^\s/@]+(/[^\s]*)?$", description="Where it listens.")]
+    kind: Annotated[
+        Literal["vllm", "sglang", "llamacpp", "openai", "prorl"], Meta(description="Which API it speaks.")
+    ] = "vllm"
+    policy: Annotated[str, Meta(min_length=1, description="Which policy it serves.")] = "default"
+    model: Annotated[str | None, Meta(description="Name of the model there; unset: the one it serves.")] = None
+    max_inflight: Annotated[Count | None, Meta(description="Calls at once; unset: as many as jobs hold leases.")] = None
+    weight: Annotated[float, Meta(gt=0, le=1000, description="Its share of leases beside other engines.")] = 1.0
+
+
+class PolicyEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A named model."""
+
+    model: Annotated[str | None, Meta(description="Name of the model; unset: what its engines serve.")] = None
+    tokenizer: Annotated[
+        str | None, Meta(description="Directory or file of its tokenizer; unset: asked of the engine.")
+    ] = None
+    renderer: Annotated[str | None, Meta(description="Renderer by name; unset: found from the chat template.")] = None
+    chat_template_kwargs: Annotated[dict[str, Any], Meta(description="Variables for its chat template.")] = {}
+
+
+class Verdicts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What training may do with each outcome. Whatever this says, a rollout without a grade is never ``use``."""
+
+    ok: Annotated[Verdict, Meta(description="The episode ended by itself and was graded.")] = Verdict.USE
+    policy_limit: Annotated[Verdict, Meta(description="The policy used up a budget and was graded.")] = Verdict.USE
+    timeout: Annotated[Verdict, Meta(description="A stage or the job ran out of time.")] = Verdict.MASK
+    env_error: Annotated[Verdict, Meta(description="The sandbox failed.")] = Verdict.DROP
+    llm_error: Annotated[Verdict, Meta(description="The engine failed.")] = Verdict.DROP
+    handler_error: Annotated[Verdict, Meta(description="The handler failed.")] = Verdict.DROP
+    grader_error: Annotated[Verdict, Meta(description="The grader did not run to its end.")] = Verdict.DROP
+    cancelled: Annotated[Verdict, Meta(description="Somebody asked for the end.")] = Verdict.DROP
+    lost: Annotated[Verdict, Meta(description="The daemon died with it.")] = Verdict.DROP
+
+    def table(self) -> Mapping[OutcomeKind, Verdict]:
+        """The section as the table that the domain decides with."""
+        return {kind: getattr(self, kind.value) for kind in OutcomeKind}
+
+
+class Handlers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which kinds of tasks are there, and their own settings."""
+
+    enabled: Annotated[
+        list[str] | None,
+        Meta(
+            description="Load these and no others, and fail when one is broken; unset: load all, warn of broken ones."
+        ),
+    ] = None
+    config: Annotated[
+        dict[str, dict[str, Any]],
+        Meta(description="One table per handler, decoded strictly into the handler's own type."),
+    ] = {}
+
+    def __post_init__(self) -> None:
+        unused = sorted(set(self.config) - set(self.enabled)) if self.enabled is not None else []
+        if unused:
+            raise ValueError(f"config has a table for {', '.join(unused)}, which enabled leaves out")
+
+
+class Log(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is told to the operator."""
+
+    level: Annotated[Literal["debug", "info", "warning", "error"], Meta(description="Least level that is shown.")] = (
+        "info"
+    )
+    format: Annotated[
+        Literal["auto", "json", "pretty"],
+        Meta(description="auto: pretty on a terminal, else one line of JSON an event."),
+    ] = "auto"
+
+
+class Metrics(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is counted for Prometheus."""
+
+    enabled: Annotated[bool, Meta(description="Answer GET /metrics.")] = True
+    loop_lag_interval_s: Annotated[
+        Seconds, Meta(description="How often the lateness of the event loop is measured.")
+    ] = 0.25
+
+
+class Gc(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Python's garbage collector; its defaults stall the event loop at a thousand agents."""
+
+    threshold0: Annotated[Count, Meta(description="Allocations until a collection of the youngest objects.")] = 50_000
+    threshold1: Annotated[Count, Meta(description="Young collections until one of the middle generation.")] = 20
+    threshold2: Annotated[Count, Meta(description="Middle collections until a full one.")] = 100
+    freeze: Annotated[
+        bool, Meta(description="After start, leave out of collections what lives as long as the daemon.")
+    ] = True
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The whole configuration."""
+
+    server: Server = Server()
+    state: State = State()
+    stages: Stages = Stages()
+    limits: Limits = Limits()
+    timeouts: Timeouts = Timeouts()
+    sandbox: Sandbox = Sandbox()
+    engine: Engine = Engine()
+    backends: Annotated[list[BackendEntry], Meta(max_length=4096, description="Engines, each a table.")] = []
+    policies: Annotated[
+        dict[str, PolicyEntry], Meta(description="Policies by name; default exists without being named.")
+    ] = {}
+    verdicts: Verdicts = Verdicts()
+    handlers: Handlers = Handlers()
+    log: Log = Log()
+    metrics: Metrics = Metrics()
+    gc: Gc = Gc()
+
+    def __post_init__(self) -> None:
+        urls = [entry.url.rstrip("/") for entry in self.backends]
+        twice = sorted({url for url in urls if urls.count(url) > 1})
+        if twice:
+            raise ValueError(f"backends names {', '.join(twice)} more than once")
+        if self.limits.jobs_max < self.stages.run:
+            raise ValueError(
+                f"limits.jobs_max is {self.limits.jobs_max}, fewer than the {self.stages.run} of stages.run"
+            )
+
+    @property
+    def embedded_engine(self) -> bool:
+        """Whether the daemon starts its own engine."""
+        return not self.backends if self.engine.enabled is None else self.engine.enabled

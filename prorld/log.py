@@ -1,0 +1,168 @@
+"""How the daemon tells what happens: one event, one line of JSON (readable text on a terminal), on standard output.
+
+An event's name is ``noun.past_participle`` from ``EVENTS``; what varies is a key, never in the name. Prompts,
+completions and token arrays are never logged; values of keys that name a secret are masked here, whoever logs them.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Mapping, MutableMapping
+from typing import Any, Literal, TextIO
+
+import msgspec
+import structlog
+from structlog.tracebacks import ExceptionDictTransformer
+from structlog.typing import EventDict, Processor, WrappedLogger
+
+__all__ = ["EVENTS", "MASK", "Format", "Level", "configure", "is_secret", "redact"]
+
+Level = Literal["debug", "info", "warning", "error"]
+Format = Literal["auto", "json", "pretty"]
+
+EVENTS: Mapping[str, str] = {
+    "backend.added": "an engine joined a policy",
+    "backend.drained": "an engine takes no more leases",
+    "backend.lost": "an engine is no longer reachable; its leases move",
+    "backend.recovered": "an engine answers again",
+    "backend.removed": "an engine left",
+    "cleanup.failed": "a clean-up raised; what it should have freed may still be there",
+    "cleanup.overran": "a clean-up did not end within its deadline",
+    "config.loaded": "the configuration in force, by file",
+    "daemon.drained": "no job is left, or the drain deadline passed",
+    "daemon.draining": "asked to end: no new jobs",
+    "daemon.started": "ready: address, boot id, version",
+    "daemon.stopped": "everything is gone; the last line",
+    "engine.exited": "the embedded engine's process ended",
+    "engine.started": "the embedded engine answers",
+    "handler.loaded": "a kind of task is there: name, distribution, version",
+    "handler.refused": "a kind of task is not there, and why",
+    "http.failed": "a request met a bug of ours; it was answered 500",
+    "job.crashed": "a bug of ours inside a job; the job still has its one end",
+    "job.ended": "the one line that sums a job up",
+    "job.queued": "accepted",
+    "job.retried": "an attempt failed for reasons of infrastructure and another one follows",
+    "library.logged": "what a library wrote to Python's own logging",
+    "loop.lagged": "the event loop ran its tasks late",
+    "sandbox.ended": "every process and file of a sandbox is gone",
+    "sandbox.leaked": "something of a sandbox could not be removed",
+    "sandbox.started": "a sandbox is up",
+    "stage.entered": "a job passed a gate",
+    "stage.left": "a job left a stage",
+    "warden.exited": "the process that owns the sandboxes ended",
+    "warden.started": "the process that owns the sandboxes is up",
+}
+
+MASK = "***"
+SECRET_NAMES = frozenset({"api_key", "apikey", "authorization", "cookie", "password", "secret", "token"})
+SECRET_ENDINGS = ("_api_key", "_authorization", "_password", "_secret", "_token")
+
+# Longer than any message of ours, and short enough that a line can be read and shipped.
+TEXT_MAX = 4096
+# Room for exceptions in groups in groups.
+DEPTH_MAX = 16
+FRAMES_MAX = 30
+
+# Libraries that log through Python's own logging, and how much of it an operator wants.
+_LIBRARIES: Mapping[str, int] = {
+    "asyncio": logging.WARNING,
+    "hypercorn.access": logging.CRITICAL,
+    "hypercorn.error": logging.WARNING,
+    "quart.app": logging.ERROR,
+    "quart.serving": logging.CRITICAL,
+    "urllib3": logging.WARNING,
+}
+
+
+def is_secret(key: str) -> bool:
+    """Whether a key of this name holds a secret. ``max_tokens`` and ``token_ids`` don't."""
+    name = key.lower().replace("-", "_")
+    return name in SECRET_NAMES or name.endswith(SECRET_ENDINGS)
+
+
+def redact(value: Any, *, depth: int = DEPTH_MAX) -> Any:
+    """A copy with secrets masked, to a bounded depth, and long texts cut."""
+    if isinstance(value, str):
+        return value if len(value) <= TEXT_MAX else f"{value[:TEXT_MAX]}... ({len(value)} characters)"
+    if isinstance(value, Mapping):
+        if depth == 0:
+            return f"<{len(value)} keys>"
+        return {
+            key: MASK if is_secret(str(key)) and item is not None else redact(item, depth=depth - 1)
+            for key, item in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return f"<{len(value)} items>" if depth == 0 else [redact(item, depth=depth - 1) for item in value]
+    return value
+
+
+def configure(level: Level = "info", fmt: Format = "auto", *, stream: TextIO | None = None) -> None:
+    """Set logging up for the whole process; called once, by the command line."""
+    out = sys.stdout if stream is None else stream
+    pretty = fmt == "pretty" or (fmt == "auto" and out.isatty())
+    shared: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True, key="at"),
+    ]
+    if pretty:
+        # The default formatter prints local variables where it finds rich, and those may hold secrets.
+        console = structlog.dev.ConsoleRenderer(
+            colors=out.isatty(), exception_formatter=structlog.dev.plain_traceback, timestamp_key="at"
+        )
+        shared += [_mask, console]
+    else:
+        shared += [structlog.processors.ExceptionRenderer(tracebacks()), _mask, _as_json]
+    threshold = logging.getLevelNamesMapping()[level.upper()]
+    structlog.configure(
+        processors=shared,
+        wrapper_class=structlog.make_filtering_bound_logger(threshold),
+        logger_factory=structlog.WriteLoggerFactory(file=out),
+        cache_logger_on_first_use=True,
+    )
+    _adopt_libraries(threshold)
+
+
+def tracebacks() -> ExceptionDictTransformer:
+    """Tracebacks as records: frames without local variables, exception groups nested."""
+    return ExceptionDictTransformer(show_locals=False, max_frames=FRAMES_MAX)
+
+
+def _mask(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    exc_info = event.pop("exc_info", None)
+    clean: EventDict = redact(event)
+    if exc_info is not None:
+        clean["exc_info"] = exc_info
+    return clean
+
+
+def _as_json(_logger: WrappedLogger, _method: str, event: EventDict) -> str:
+    ordered: MutableMapping[str, Any] = {key: event.pop(key) for key in ("event", "at", "level") if key in event}
+    ordered.update(event)
+    return msgspec.json.encode(ordered, enc_hook=repr).decode()
+
+
+class _Forward(logging.Handler):
+    """What a library logs becomes an event of ours, with the same masking and the same form."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """One record; its text is cut like every other."""
+        structlog.get_logger().log(
+            record.levelno,
+            "library.logged",
+            library=record.name,
+            message=record.getMessage(),
+            exc_info=record.exc_info,
+        )
+
+
+def _adopt_libraries(threshold: int) -> None:
+    root = logging.getLogger()
+    root.handlers = [_Forward()]
+    root.setLevel(max(threshold, logging.WARNING))
+    for name, least in _LIBRARIES.items():
+        library = logging.getLogger(name)
+        library.handlers = []
+        library.propagate = True
+        library.setLevel(max(threshold, least))
