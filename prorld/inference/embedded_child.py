@@ -1,0 +1,78 @@
+"""The process that the embedded engine runs in: llama.cpp's server on a port of loopback.
+
+It runs alone with the engine's package and the standard library. It says one line of JSON on standard output, where it
+listens or why it can't, and then serves until it is killed or the daemon has gone.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import select
+import signal
+import sys
+from typing import Any, NoReturn
+
+# Requests that wait for a slot hold a thread each; the client never opens as many, so health checks always get one.
+HTTP_THREADS = 80
+
+# Saved prefixes of prompts that lost their slot. The engine's own bound is 8 GiB.
+PREFIX_CACHE_MIB = 512
+
+
+def main() -> NoReturn:
+    """Serve what the first argument, a JSON object, asks for."""
+    wish: dict[str, Any] = json.loads(sys.argv[1])
+    _end_with(int(os.environ["LIFELINE_FD"]))
+    try:
+        server = _serve(wish)
+    except Exception as exc:  # noqa: BLE001 - whatever it is, the daemon is to hear of it in words
+        _say({"error": f"{type(exc).__name__}: {exc}"})
+        sys.exit(1)
+    _say({"url": server.listening_address})
+    while True:
+        signal.pause()
+
+
+def _end_with(lifeline: int) -> None:
+    """Let the kernel end this process when the other end of the lifeline closes, whatever it is busy with.
+
+    The default of SIGIO is to terminate, and the pipe raises it when its writer is gone. A thread that reads the pipe
+    would have to wait for a model that is loading.
+    """
+    fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
+    # Gone already, before the signal was asked for.
+    if select.select([lifeline], [], [], 0)[0]:
+        sys.exit(1)
+
+
+def _serve(wish: dict[str, Any]) -> Any:
+    import xllamacpp  # noqa: PLC0415 - it takes long to import, and the lifeline comes first
+
+    params = xllamacpp.CommonParams()
+    params.model.path = wish["model"]
+    params.hostnames = ["127.0.0.1"]
+    params.port = 0
+    params.n_parallel = wish["slots"]
+    params.n_ctx = wish["slots"] * wish["context_per_slot"]
+    params.ctx_shift = False
+    params.n_threads_http = HTTP_THREADS
+    params.cache_ram_mib = PREFIX_CACHE_MIB
+    params.endpoint_metrics = True
+    params.endpoint_slots = True
+    params.ui = False
+    if wish["threads"]:
+        params.cpuparams.n_threads = wish["threads"]
+        params.cpuparams_batch.n_threads = wish["threads"]
+    return xllamacpp.Server(params)
+
+
+def _say(line: dict[str, str]) -> None:
+    sys.stdout.write(json.dumps(line) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""JSON over HTTP to an engine, with the engine's failures sorted into the classes that callers act on.
+
+``EngineBusy`` waits, ``ContextOverflow`` ends an episode, ``MalformedReply`` distrusts one answer, and any other
+``BackendError`` is a strike against the engine.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import msgspec
+import trio
+
+from prorld.errors import BackendError, ContextOverflow, EngineBusy, MalformedReply
+from prorld.kit.http_client import (
+    BodyMalformed,
+    ClientStatistics,
+    HttpClient,
+    HttpError,
+    Response,
+    ResponseTooLarge,
+    decode_json,
+)
+
+__all__ = ["EngineHttp", "raise_for_status"]
+
+T = TypeVar("T")
+Headers = tuple[tuple[str, str], ...]
+
+_BUSY = frozenset({429, 503})
+_RETRYABLE = frozenset({404, 408, 409, 425, 500, 502, 504})
+_JSON: Headers = (("content-type", "application/json"),)
+
+# How engines say that a prompt is too long; they share the status 400 with every other mistake.
+_OVERFLOW_WORDS = (
+    "maximum model length",
+    "maximum context length",
+    "context length",
+    "context size",
+    "longer than the maximum",
+    "max_model_len",
+    "exceed_context_size",
+)
+
+
+def raise_for_status(response: Response, what: str) -> None:
+    """Turn a status other than 2xx into the error that it means."""
+    if 200 <= response.status < 300:
+        return
+    said = response.excerpt()
+    message = f"{what} answered {response.status}: {said}"
+    if response.status in _BUSY:
+        raise EngineBusy(message, status=response.status)
+    if response.status in (400, 413, 422) and any(words in said.lower() for words in _OVERFLOW_WORDS):
+        raise ContextOverflow(message, status=response.status)
+    raise BackendError(message, status=response.status, retryable=response.status in _RETRYABLE)
+
+
+class EngineHttp:
+    """One engine's address as typed requests."""
+
+    def __init__(self, url: str, *, connections_max: int, response_bytes_max: int) -> None:
+        self.url = url
+        self._client = HttpClient(url, connections_max=connections_max, response_bytes_max=response_bytes_max)
+        self._encoder = msgspec.json.Encoder()
+
+    def statistics(self) -> ClientStatistics:
+        """The sockets to this engine."""
+        return self._client.statistics()
+
+    async def send(self, method: str, path: str, payload: Any = None, headers: Headers = ()) -> Response:
+        """A request whose answer is wanted whatever its status."""
+        body = b"" if payload is None else self._encoder.encode(payload)
+        try:
+            return await self._client.request(method, path, body, (*_JSON, *headers) if body else headers)
+        except ResponseTooLarge as exc:
+            raise MalformedReply(f"{method} {path} of {self.url} answered too much") from exc
+        except HttpError as exc:
+            raise BackendError(f"{method} {path} of {self.url} failed") from exc
+
+    async def call(
+        self, method: str, path: str, decoder: msgspec.json.Decoder[T], payload: Any = None, headers: Headers = ()
+    ) -> T:
+        """A request whose answer must be a success of this type."""
+        response = await self.send(method, path, payload, headers)
+        what = f"{method} {path} of {self.url}"
+        raise_for_status(response, what)
+        try:
+            return decode_json(response, decoder)
+        except BodyMalformed as exc:
+            raise MalformedReply(f"{what} answered something else than expected") from exc
+
+    async def reachable(self, path: str) -> bool:
+        """Whether a GET of ``path`` succeeds now."""
+        try:
+            return (await self.send("GET", path)).status == 200
+        except BackendError:
+            return False
+
+    async def aclose(self) -> None:
+        """Close the idle sockets, and each busy one when its exchange ends."""
+        self._client.close()
+        await trio.lowlevel.checkpoint()

@@ -1,0 +1,37 @@
+"""The label an engine carries for the weights it serves, and what it means. Pure."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+__all__ = ["PolicyVersion", "parse_label"]
+
+# What an engine that was never told a version calls its weights: the first version of its policy.
+_FIRST = frozenset({"default", "base"})
+_LABEL = re.compile(r"prorld-(\d{1,9})\.(\d{1,18})|(\d{1,18})")
+
+
+class PolicyVersion(msgspec.Struct, frozen=True, order=True):
+    """A version of a policy. A rollback begins a new epoch, so that no version is ever meant twice."""
+
+    epoch: int = 0
+    version: int = 0
+
+    @property
+    def label(self) -> str:
+        """What an engine is told, and what its spans say after that."""
+        return f"prorld-{self.epoch}.{self.version}"
+
+
+def parse_label(label: str | None) -> PolicyVersion | None:
+    """What a label means: ours, a bare number, or the engine's word for weights never updated; else ``None``."""
+    if label is None or label in _FIRST:
+        return PolicyVersion()
+    match = _LABEL.fullmatch(label)
+    if match is None:
+        return None
+    if match[3] is not None:
+        return PolicyVersion(0, int(match[3]))
+    return PolicyVersion(int(match[1]), int(match[2]))

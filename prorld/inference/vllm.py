@@ -1,0 +1,300 @@
+"""The client of vLLM: its token endpoint where the server opens it, completions with a token prompt elsewhere.
+
+It keeps one probe's findings and its sockets, nothing about any rollout. vLLM drops fields it does not know without a
+word, so every reply is judged by ``checks`` before it is believed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import trio
+
+from prorld.domain.branch import VersionSpan
+from prorld.errors import BackendError
+from prorld.inference.checks import (
+    checked_finish,
+    checked_logprobs,
+    checked_prompt,
+    checked_sampled,
+    checked_spans,
+)
+from prorld.inference.contract import BackendKind, Capabilities, EngineLoad, Generation, GenerationRequest
+from prorld.inference.engine_http import EngineHttp, raise_for_status
+from prorld.inference.prometheus_text import metric_values
+from prorld.inference.versions import PolicyVersion, parse_label
+from prorld.inference.vllm_wire import (
+    COMPLETION,
+    GENERATE,
+    MODELS,
+    VERSION,
+    WEIGHT_INFO,
+    Answer,
+    CompletionReply,
+    GenerateReply,
+    ModelCard,
+    WeightSpan,
+    answer_of_completion,
+    answer_of_generate,
+    version_spans,
+)
+from prorld.kit.http_client import ClientStatistics
+
+__all__ = ["VllmBackend"]
+
+GENERATE_PATH = "/inference/v1/generate"
+ABORT_PATH = "/inference/v1/abort_requests"
+COMPLETIONS_PATH = "/v1/completions"
+
+CONNECTIONS_MAX = 1024
+RESPONSE_BYTES_MAX = 64 * 1024 * 1024
+
+_RUNNING = "vllm:num_requests_running"
+_WAITING = "vllm:num_requests_waiting"
+_KV_USAGE = "vllm:kv_cache_usage_perc"
+
+
+class VllmBackend:
+    """One vLLM server. ``logprobs_mode`` is what the server was started with; it can't be asked."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        model: str | None = None,
+        logprobs_mode: Literal["raw", "processed"] = "raw",
+        takes_seed: bool | None = None,
+        connections_max: int = CONNECTIONS_MAX,
+    ) -> None:
+        self._http = EngineHttp(url, connections_max=connections_max, response_bytes_max=RESPONSE_BYTES_MAX)
+        self._model = model
+        self._logprobs_mode: Literal["raw", "processed"] = logprobs_mode
+        self._takes_seed = takes_seed
+        self._found: Capabilities | None = None
+        self._label: str | None = None
+
+    def __repr__(self) -> str:
+        return f"<VllmBackend {self.url}>"
+
+    @property
+    def kind(self) -> BackendKind:
+        """Which API it speaks."""
+        return "vllm"
+
+    @property
+    def url(self) -> str:
+        """Where the engine is."""
+        return self._http.url
+
+    # --- what it is ---------------------------------------------------------------------------------------------------
+
+    async def probe(self) -> Capabilities:
+        """Ask for the model, its context, the token endpoint, the control routes, the build and the weights."""
+        card = await self._card()
+        if card.max_model_len is None:
+            raise BackendError(f"{self.url} does not say how long its context is", retryable=False)
+        native = await self._opens(ABORT_PATH, {"request_ids": []})
+        control = await self._read_label()
+        build = await self._build()
+        version = parse_label(self._label)
+        self._found = Capabilities(
+            model=card.id,
+            max_context_tokens=card.max_model_len,
+            native_generate=native,
+            version_spans=native,
+            control=control,
+            takes_seed=_takes_seed(build) if self._takes_seed is None else self._takes_seed,
+            logprobs_mode=self._logprobs_mode,
+            version=None if version is None else version.version,
+            details={"build": build, "weights": self._label},
+        )
+        return self._found
+
+    async def _card(self) -> ModelCard:
+        cards = (await self._http.call("GET", "/v1/models", MODELS)).data
+        if not cards:
+            raise BackendError(f"{self.url} serves no model")
+        if self._model is None:
+            return cards[0]
+        for card in cards:
+            if card.id == self._model:
+                return card
+        served = ", ".join(card.id for card in cards[:8])
+        raise BackendError(f"{self.url} does not serve {self._model!r} but {served}", retryable=False)
+
+    async def _opens(self, path: str, payload: dict[str, Any]) -> bool:
+        """Whether a route that depends on the server's flags is there: without them it answers 403 or 404."""
+        response = await self._http.send("POST", path, payload)
+        if response.status in (403, 404, 405):
+            return False
+        raise_for_status(response, f"POST {path} of {self.url}")
+        return True
+
+    async def _read_label(self) -> bool:
+        response = await self._http.send("GET", "/weight_info")
+        if response.status in (403, 404, 405):
+            return False
+        self._label = (await self._http.call("GET", "/weight_info", WEIGHT_INFO)).weight_version
+        return True
+
+    async def _build(self) -> str:
+        response = await self._http.send("GET", "/version")
+        if response.status != 200:
+            return ""
+        return (await self._http.call("GET", "/version", VERSION)).version
+
+    # --- sampling -----------------------------------------------------------------------------------------------------
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        """Sample. Raises ``BackendError`` or one of its kinds."""
+        found = self._found
+        if found is None:
+            raise AssertionError("generate before probe")
+        started = trio.current_time()
+        if found.native_generate:
+            where = f"generate of {self.url}"
+            answer = answer_of_generate(await self._ask_generate(request, found), where)
+        else:
+            where = f"completions of {self.url}"
+            answer = answer_of_completion(await self._ask_completions(request, found), where)
+        return self._judge(request, found, answer, trio.current_time() - started, where)
+
+    async def _ask_generate(self, request: GenerationRequest, found: Capabilities) -> GenerateReply:
+        payload = {
+            "model": found.model,
+            "token_ids": list(request.token_ids),
+            "request_id": request.request_id,
+            "return_token_ids": True,
+            # A stop string is found only in text; without one the server may skip making any.
+            "sampling_params": {**_sampling(request, found), "detokenize": bool(request.sampling.stop)},
+            **_extras(request),
+        }
+        return await self._http.call("POST", GENERATE_PATH, GENERATE, payload, _session(request))
+
+    async def _ask_completions(self, request: GenerationRequest, found: Capabilities) -> CompletionReply:
+        payload = {
+            "model": found.model,
+            "prompt": list(request.token_ids),
+            "request_id": request.request_id,
+            "return_token_ids": True,
+            "return_weight_versions": True,
+            "add_special_tokens": False,
+            **_sampling(request, found),
+            **_extras(request),
+        }
+        return await self._http.call("POST", COMPLETIONS_PATH, COMPLETION, payload, _session(request))
+
+    def _judge(
+        self, request: GenerationRequest, found: Capabilities, answer: Answer, seconds: float, where: str
+    ) -> Generation:
+        checked_prompt(request.token_ids, where, echoed=answer.prompt_ids, length=answer.prompt_length)
+        ids = checked_sampled(answer.token_ids, request.max_tokens, where)
+        logprobs = checked_logprobs(answer.logprobs, ids, where, logprob_ids=answer.logprob_ids)
+        spans, exact = self._spans(answer.spans, len(ids), found, where)
+        return Generation(
+            token_ids=ids,
+            logprobs=logprobs,
+            finish=checked_finish(answer.finish_reason, len(ids), where),
+            versions=spans,
+            versions_exact=exact,
+            logprobs_mode=found.logprobs_mode,
+            stop_reason=answer.stop_reason,
+            cached_tokens=answer.cached_tokens,
+            engine_request_id=answer.engine_request_id,
+            latency_s=seconds,
+            ignored=("seed",) if request.seed is not None and not found.takes_seed else (),
+        )
+
+    def _spans(
+        self, said: list[WeightSpan] | None, sampled: int, found: Capabilities, where: str
+    ) -> tuple[tuple[VersionSpan, ...], bool]:
+        if said:
+            spans, known = version_spans(said)
+            return checked_spans(spans, sampled, where), known
+        # The server says nothing of versions. What the last probe read holds for certain only where no control route is
+        # open through which the weights could have changed meanwhile.
+        version = parse_label(self._label)
+        if version is None:
+            return checked_spans([VersionSpan(start=0, end=sampled)], sampled, where), False
+        return _whole(version, sampled), not found.control
+
+    async def abort(self, request_ids: Sequence[str]) -> None:
+        """End calls by the ids they were asked with, as far as the server lets it; a closed socket is the certain way.
+
+        The server knows a call under a name with a prefix of its own, and answers 200 to names it does not know.
+        """
+        native = self._found is not None and self._found.native_generate
+        names = [f"generate-tokens-{name}" if native else f"cmpl-{name}-0" for name in request_ids]
+        await self._http.send("POST", ABORT_PATH, {"request_ids": names})
+
+    # --- how it is ----------------------------------------------------------------------------------------------------
+
+    async def healthy(self) -> bool:
+        """Whether the engine answers its health check now."""
+        return await self._http.reachable("/health")
+
+    async def load(self) -> EngineLoad:
+        """Running and waiting requests over all ranks, and the fullest rank's cache."""
+        response = await self._http.send("GET", "/metrics")
+        raise_for_status(response, f"GET /metrics of {self.url}")
+        page = response.body.decode("utf-8", "replace")
+        values = metric_values(page, (_RUNNING, _WAITING, _KV_USAGE))
+        return EngineLoad(
+            running=int(sum(values[_RUNNING])) if values[_RUNNING] else None,
+            waiting=int(sum(values[_WAITING])) if values[_WAITING] else None,
+            kv_usage=max(values[_KV_USAGE], default=None),
+        )
+
+    def statistics(self) -> ClientStatistics:
+        """The sockets to this engine."""
+        return self._http.statistics()
+
+    async def aclose(self) -> None:
+        """Close pooled sockets."""
+        await self._http.aclose()
+
+
+def _takes_seed(build: str) -> bool:
+    # A per-request seed in a batch with a partial prefill ends the engine process of the CPU builds.
+    return "cpu" not in build
+
+
+def _sampling(request: GenerationRequest, found: Capabilities) -> dict[str, Any]:
+    sampling = request.sampling
+    made: dict[str, Any] = {
+        "max_tokens": request.max_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "stop_token_ids": list(request.stop_token_ids),
+        "logprobs": 0,
+        "skip_special_tokens": False,
+    }
+    if sampling.top_k > 0:
+        made["top_k"] = sampling.top_k
+    if sampling.min_p > 0:
+        made["min_p"] = sampling.min_p
+    if sampling.stop:
+        made["stop"] = sampling.stop
+    if request.seed is not None and found.takes_seed:
+        made["seed"] = request.seed
+    return made
+
+
+def _extras(request: GenerationRequest) -> dict[str, Any]:
+    extras: dict[str, Any] = {}
+    if request.salt is not None:
+        extras["cache_salt"] = request.salt
+    if request.priority:
+        extras["priority"] = request.priority
+    return extras
+
+
+def _session(request: GenerationRequest) -> tuple[tuple[str, str], ...]:
+    return (("x-session-id", request.session),)
+
+
+def _whole(version: PolicyVersion, sampled: int) -> tuple[VersionSpan, ...]:
+    if sampled == 0:
+        return ()
+    return (VersionSpan(start=0, end=sampled, epoch=version.epoch, version=version.version),)

@@ -1,0 +1,200 @@
+"""The parts of vLLM's wire format that are looked at. What is not declared here is skipped while decoding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+import msgspec
+
+from prorld.domain.branch import VersionSpan
+from prorld.errors import MalformedReply
+from prorld.inference.versions import parse_label
+
+__all__ = [
+    "COMPLETION",
+    "GENERATE",
+    "MODELS",
+    "VERSION",
+    "WEIGHT_INFO",
+    "Answer",
+    "CompletionReply",
+    "GenerateReply",
+    "ModelCard",
+    "WeightSpan",
+    "answer_of_completion",
+    "answer_of_generate",
+    "version_spans",
+]
+
+
+T = TypeVar("T")
+
+
+class WeightSpan(msgspec.Struct, frozen=True):
+    """Output tokens ``[start, end)`` and the label of the weights that made them."""
+
+    version: str
+    start: int
+    end: int
+
+
+class _CachedTokens(msgspec.Struct, frozen=True):
+    cached_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct, frozen=True):
+    """Token counts of a call."""
+
+    prompt_tokens: int | None = None
+    prompt_tokens_details: _CachedTokens | None = None
+
+    @property
+    def cached_tokens(self) -> int | None:
+        """Prompt tokens found in the prefix cache; only servers started to tell do so."""
+        return None if self.prompt_tokens_details is None else self.prompt_tokens_details.cached_tokens
+
+
+class _LogprobEntry(msgspec.Struct, frozen=True):
+    token_id: int
+    logprob: float
+
+
+class _GenerateLogprobs(msgspec.Struct, frozen=True):
+    content: list[_LogprobEntry] | None = None
+
+
+class _GenerateChoice(msgspec.Struct, frozen=True):
+    token_ids: list[int] | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    logprobs: _GenerateLogprobs | None = None
+    weight_versions: list[WeightSpan] | None = None
+
+
+class GenerateReply(msgspec.Struct, frozen=True):
+    """``POST /inference/v1/generate``."""
+
+    choices: list[_GenerateChoice]
+    request_id: str | None = None
+    prompt_token_ids: list[int] | None = None
+    usage: _Usage = _Usage()
+
+
+class _CompletionLogprobs(msgspec.Struct, frozen=True):
+    token_logprobs: list[float]
+
+
+class _CompletionChoice(msgspec.Struct, frozen=True):
+    token_ids: list[int] | None = None
+    prompt_token_ids: list[int] | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    logprobs: _CompletionLogprobs | None = None
+    weight_versions: list[WeightSpan] | None = None
+
+
+class CompletionReply(msgspec.Struct, frozen=True):
+    """``POST /v1/completions`` with a token prompt and ``return_token_ids``."""
+
+    choices: list[_CompletionChoice]
+    id: str | None = None
+    usage: _Usage = _Usage()
+
+
+class ModelCard(msgspec.Struct, frozen=True):
+    """One entry of ``GET /v1/models``."""
+
+    id: str
+    max_model_len: int | None = None
+
+
+class _Models(msgspec.Struct, frozen=True):
+    data: list[ModelCard]
+
+
+class _WeightInfo(msgspec.Struct, frozen=True):
+    weight_version: str | None = None
+
+
+class _Version(msgspec.Struct, frozen=True):
+    version: str = ""
+
+
+GENERATE = msgspec.json.Decoder(GenerateReply)
+COMPLETION = msgspec.json.Decoder(CompletionReply)
+MODELS = msgspec.json.Decoder(_Models)
+WEIGHT_INFO = msgspec.json.Decoder(_WeightInfo)
+VERSION = msgspec.json.Decoder(_Version)
+
+
+def version_spans(spans: list[WeightSpan]) -> tuple[list[VersionSpan], bool]:
+    """The spans as policy versions, and whether every label could be read as one."""
+    made: list[VersionSpan] = []
+    known = True
+    for span in spans:
+        version = parse_label(span.version)
+        if version is None:
+            known = False
+            made.append(VersionSpan(start=span.start, end=span.end))
+        else:
+            made.append(VersionSpan(start=span.start, end=span.end, epoch=version.epoch, version=version.version))
+    return made, known
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """What either endpoint said, not yet judged. ``logprob_ids`` and ``prompt_ids`` only where it said them."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+    finish_reason: str | None
+    stop_reason: int | str | None
+    spans: list[WeightSpan] | None
+    cached_tokens: int | None
+    engine_request_id: str | None
+    prompt_ids: list[int] | None
+    prompt_length: int | None
+    logprob_ids: list[int] | None
+
+
+def answer_of_generate(reply: GenerateReply, where: str) -> Answer:
+    """The one choice of a generate reply."""
+    choice = _only(reply.choices, where)
+    entries = (choice.logprobs.content if choice.logprobs else None) or []
+    return Answer(
+        token_ids=choice.token_ids or [],
+        logprobs=[entry.logprob for entry in entries],
+        finish_reason=choice.finish_reason,
+        stop_reason=choice.stop_reason,
+        spans=choice.weight_versions,
+        cached_tokens=reply.usage.cached_tokens,
+        engine_request_id=reply.request_id,
+        prompt_ids=reply.prompt_token_ids,
+        prompt_length=reply.usage.prompt_tokens,
+        logprob_ids=[entry.token_id for entry in entries],
+    )
+
+
+def answer_of_completion(reply: CompletionReply, where: str) -> Answer:
+    """The one choice of a completion that was asked for with a token prompt."""
+    choice = _only(reply.choices, where)
+    if choice.token_ids is None or choice.prompt_token_ids is None:
+        raise MalformedReply(f"{where}: no token ids came back; the server is too old", retryable=False)
+    return Answer(
+        token_ids=choice.token_ids,
+        logprobs=choice.logprobs.token_logprobs if choice.logprobs else [],
+        finish_reason=choice.finish_reason,
+        stop_reason=choice.stop_reason,
+        spans=choice.weight_versions,
+        cached_tokens=reply.usage.cached_tokens,
+        engine_request_id=reply.id,
+        prompt_ids=choice.prompt_token_ids,
+        prompt_length=reply.usage.prompt_tokens,
+        logprob_ids=None,
+    )
+
+
+def _only(choices: Sequence[T], where: str) -> T:
+    if len(choices) != 1:
+        raise MalformedReply(f"{where}: {len(choices)} choices")
+    return choices[0]
