@@ -16,7 +16,7 @@ from prorld.client.errors import BAD_REPLY, ClientError
 from prorld.client.find import find
 from prorld.client.http import Reply, Transport
 from prorld.domain.job import JobState
-from prorld.wire.jobs import CancelAnswer, CancelJob, CancelJobs, JobEvent, JobPage, JobRecord, SubmitJob
+from prorld.wire.jobs import CancelAnswer, CancelJob, CancelJobs, JobEvent, JobEventPage, JobPage, JobRecord, SubmitJob
 from prorld.wire.ops import BackendList, ErrorBody, HandlerList, Ready, Stages, StagesPatch, Status
 from prorld.wire.trajectory import Trajectory
 
@@ -107,7 +107,7 @@ class Client:
     def events(self, job_id: str, *, after: int = 0, wait_s: float = 0.0) -> Sequence[JobEvent]:
         """The job's events with a higher number than ``after``, waiting up to ``wait_s`` for the first."""
         path = f"/v1/jobs/{_part(job_id)}/events{_query(after=after, wait_s=wait_s)}"
-        return self._call("GET", path, _EventPage, within_s=wait_s + REQUEST_S).items
+        return self._call("GET", path, JobEventPage, within_s=wait_s + REQUEST_S).items
 
     # --- operations
 
@@ -173,17 +173,13 @@ class Client:
             attempt += 1
 
 
-class _EventPage(msgspec.Struct, frozen=True, kw_only=True):
-    items: list[JobEvent]
-
-
 def _decoded(reply: Reply, kind: type[T], also: tuple[int, ...]) -> T:
     if not 200 <= reply.status < 300 and reply.status not in also:
         raise _refusal(reply)
     try:
         return msgspec.json.decode(reply.body, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
-        message = f"the daemon answered something else than {kind.__name__.lstrip('_')}: {exc}"
+        message = f"the daemon answered something else than {kind.__name__}: {exc}"
         raise ClientError(message, code=BAD_REPLY, status=reply.status) from exc
 
 

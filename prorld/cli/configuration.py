@@ -1,0 +1,78 @@
+"""Options that set configuration, and the configuration they give together with file and environment."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from prorld.config import Loaded
+
+# The kinds of ``prorld.wire.ops.BackendKindName``; written out so that help needs no import of the wire.
+BACKEND_KINDS = ("vllm", "sglang", "llamacpp", "openai", "prorl")
+
+
+def add_config_options(parser: argparse.ArgumentParser) -> None:
+    """Flags over the file and the environment. Each is a setting of docs/configuration.md."""
+    group = parser.add_argument_group("configuration (flags win over PRORLD__SECTION__KEY, that wins over the file)")
+    group.add_argument(
+        "--config", metavar="FILE", help="TOML file [$PRORLD_CONFIG, else prorld/prorld.toml in the XDG one]"
+    )
+    group.add_argument("--host", help="address to listen on (default 127.0.0.1)")
+    group.add_argument("--port", type=int, metavar="N", help="TCP port, 0 for a free one (default 8650)")
+    group.add_argument("--unix-socket", metavar="PATH", help="listen on this Unix socket instead")
+    group.add_argument("--state-dir", metavar="DIR", help="where token and address are kept [$PRORLD_STATE]")
+    group.add_argument(
+        "--no-auth", action="store_true", default=None, help="ask for no token; loopback or Unix socket only"
+    )
+    group.add_argument("--log-level", choices=("debug", "info", "warning", "error"), help="least level (default info)")
+    group.add_argument("--log-format", choices=("auto", "json", "pretty"), help="auto: pretty on a terminal, else JSON")
+    for stage, what in (("init", "make their sandbox"), ("run", "run their agent"), ("eval", "are graded")):
+        group.add_argument(f"--max-{stage}-workers", type=int, metavar="N", help=f"jobs that {what} at the same time")
+    group.add_argument(
+        "--backend", type=backend, action="append", metavar="KIND=URL",
+        help=f"an engine, may be repeated; KIND is one of {', '.join(BACKEND_KINDS)}",
+    )  # fmt: skip
+    group.add_argument(
+        "--embedded", action=argparse.BooleanOptionalAction, default=None,
+        help="start the embedded engine (default: only where no backend is named)",
+    )  # fmt: skip
+
+
+def backend(text: str) -> dict[str, Any]:
+    """An argparse type: ``KIND=URL`` as an entry of ``backends``."""
+    kind, equals, url = text.partition("=")
+    if not equals or kind not in BACKEND_KINDS or not url.startswith(("http://", "https://")):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not KIND=http://HOST:PORT with a KIND of {', '.join(BACKEND_KINDS)}"
+        )
+    return {"kind": kind, "url": url}
+
+
+def flags_of(args: argparse.Namespace) -> dict[str, object]:
+    """The flags by the dotted path of their setting; ``None`` where one was not given."""
+    return {
+        "server.host": args.host,
+        "server.port": args.port,
+        "server.unix_socket": args.unix_socket,
+        "server.no_auth": args.no_auth,
+        "state.dir": args.state_dir,
+        "log.level": args.log_level,
+        "log.format": args.log_format,
+        "stages.init": args.max_init_workers,
+        "stages.run": args.max_run_workers,
+        "stages.eval": args.max_eval_workers,
+        "backends": args.backend,
+        "engine.enabled": args.embedded,
+    }
+
+
+def load_of(args: argparse.Namespace, env: Mapping[str, str] | None = None) -> Loaded:
+    """The effective configuration; ``ConfigError`` names what is wrong and where it was said."""
+    from prorld.config import load
+
+    file = None if args.config is None else Path(args.config).expanduser()
+    return load(file, os.environ if env is None else env, flags_of(args))

@@ -1,0 +1,103 @@
+"""``prorld demo``: real rollouts of a small real model in real sandboxes, shown; then everything stops.
+
+The daemon runs in this process, so nothing of it can outlive the command.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from prorld.cli.common import add_json_option, epilog, positive
+from prorld.cli.configuration import backend
+from prorld.cli.exits import Exit
+from prorld.cli.output import note, say, say_json, style_for, width
+
+if TYPE_CHECKING:
+    from prorld.cli.demo_run import Report
+    from prorld.config import Loaded
+
+SUMMARY = "show a few real rollouts, then stop"
+
+LOG_FILE = "daemon.log"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.description = (
+        "Starts a daemon of its own with the embedded engine (SmolLM2-135M, on the processor), hands in small\n"
+        "arithmetic tasks, shows what became of them and one conversation, writes the trajectories as files and stops.\n"
+        "Exit 0 when at least one rollout ended ok and none failed for reasons of infrastructure."
+    )
+    parser.epilog = epilog(
+        ("prorld demo", "six rollouts"),
+        ("prorld demo --n 20 --json", "twenty, a report for a script"),
+        ("prorld demo --backend vllm=http://gpu1:8000", "the same tasks on your engine"),
+    )
+    parser.add_argument("--n", type=positive, default=6, metavar="N", help="rollouts (default 6)")
+    parser.add_argument(
+        "--within", type=float, default=900.0, metavar="SECONDS", help="then cancel the rest (default 900)"
+    )
+    parser.add_argument("--state-dir", metavar="DIR", help="the demo's own (default: demo/ in the usual one)")
+    parser.add_argument(
+        "--backend", type=backend, action="append", metavar="KIND=URL", help="an engine of yours instead"
+    )
+    parser.add_argument("--config", metavar="FILE", help="TOML file for this daemon (default: none, not even yours)")
+    add_json_option(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Start, roll out, show, stop."""
+    from prorld.cli.running import run_trio
+    from prorld.log import configure
+
+    loaded = load_demo(args)
+    loaded.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    log = loaded.state_dir / LOG_FILE
+    with log.open("w", encoding="utf-8") as stream:
+        configure(loaded.config.log.level, "json", stream=stream)
+        note(f"starting a daemon in {loaded.state_dir} (its log: {log})")
+        report = run_trio(partial(_roll_out, loaded, args.n, args.within))
+    if args.json:
+        say_json(report)
+    else:
+        from prorld.cli.conversation import View
+        from prorld.cli.demo_run import report_lines
+
+        say(*report_lines(report, View(style_for(sys.stdout), min(width(), 100), lines_per_message=8)))
+    return Exit.OK if report.good else Exit.FAILED
+
+
+def load_demo(args: argparse.Namespace) -> Loaded:
+    """The demo's configuration: a free port, a state directory of its own, nothing of the user's unless named."""
+    from prorld.client.find import state_dir
+    from prorld.config import load
+
+    flags: dict[str, object] = {
+        "server.port": 0,
+        "state.dir": args.state_dir or str(state_dir() / "demo"),
+        "backends": args.backend,
+        # For a person at Ctrl-C.
+        "timeouts.drain_s": 5.0,
+    }
+    return load(Path(args.config or os.devnull), {}, flags)
+
+
+async def _roll_out(loaded: Loaded, n: int, within_s: float) -> Report:
+    import trio
+
+    from prorld.cli.demo_run import drive
+    from prorld.daemon import serve
+
+    reports: list[Report] = []
+    async with trio.open_nursery() as nursery:
+        endpoint = await nursery.start(partial(serve, loaded), name="daemon")
+        # The synchronous client in a thread: the demo uses the same door as every trainer.
+        job = partial(drive, endpoint.address, loaded.state_dir, n, within_s)
+        reports.append(await trio.to_thread.run_sync(job, abandon_on_cancel=True))
+        nursery.cancel_scope.cancel()
+    return reports[0]

@@ -1,0 +1,60 @@
+"""``prorld doctor``: whether this machine can run the daemon, one line per check with its cure."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from functools import partial
+from typing import TYPE_CHECKING
+
+from prorld.cli.common import add_json_option, epilog
+from prorld.cli.configuration import add_config_options, load_of
+from prorld.cli.exits import Exit
+from prorld.cli.output import Style, clean, say, say_json, style_for
+
+if TYPE_CHECKING:
+    from prorld.ops.doctor import Finding
+
+SUMMARY = "check this machine, with cures"
+
+_MARK = {"ok": ("ok  ", "green"), "warn": ("warn", "yellow"), "fail": ("FAIL", "red")}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.description = (
+        "Checks interpreter, descriptors, state directory, disk, address, user namespaces, a real sandbox, the\n"
+        "embedded engine and the engines of the configuration: one line each, with the cure. Takes the flags of\n"
+        "`prorld serve` and needs no running daemon. Exit 1 when something that is needed is broken."
+    )
+    parser.epilog = epilog(
+        ("prorld doctor", "this machine, with the defaults"),
+        ("prorld doctor --backend vllm=http://gpu1:8000", "and whether that engine answers"),
+        ("prorld doctor --json", "for a node's health check"),
+    )
+    add_config_options(parser)
+    add_json_option(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Examine and print."""
+    loaded = load_of(args)
+
+    from prorld.cli.running import run_trio
+    from prorld.ops.doctor import examine
+    from prorld.sandbox.bubblewrap import check_bubblewrap
+
+    findings = run_trio(partial(examine, loaded.config, loaded.state_dir, sandbox=check_bubblewrap))
+    if args.json:
+        say_json(findings)
+    else:
+        style = style_for(sys.stdout)
+        say(*(line(finding, style) for finding in findings))
+    return Exit.FAILED if any(finding.state == "fail" for finding in findings) else Exit.OK
+
+
+def line(finding: Finding, style: Style) -> str:
+    """One check on one line."""
+    mark, colour = _MARK[finding.state]
+    cure = f"; {finding.cure}" if finding.cure else ""
+    return f"{style(mark, 'bold', colour)}  {finding.name:<16}  {clean(finding.message + cure)}".replace("\n", " ")

@@ -1,0 +1,119 @@
+"""``prorld submit``: hand in jobs from a file or from the command line."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import uuid
+from typing import TYPE_CHECKING, Any
+
+from prorld.cli.common import add_client_options, add_json_option, client_of, epilog, positive, read_text
+from prorld.cli.exits import Exit, UsageError
+from prorld.cli.output import say, say_json
+
+if TYPE_CHECKING:
+    from prorld.wire.jobs import JobRecord, SubmitJob
+
+SUMMARY = "hand in jobs; prints their ids"
+
+_FILE_HELP = "a job as JSON, a JSON list of jobs, or one job per line; - for stdin"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.description = (
+        "Hand in one job or many. A job is what `POST /v1/jobs` takes; the least is a handler and an instance.\n"
+        "An accepted job ends in exactly one outcome; with --wait the command waits for it."
+    )
+    parser.epilog = epilog(
+        ("""prorld submit --handler math --instance '{"problem": "2+2", "answer": "4"}'""", "from the command line"),
+        ("prorld submit job.json --n 8 --wait", "eight samples of one instance, as one group"),
+        ("prorld submit - --json < jobs.jsonl", "many, records as JSON"),
+    )
+    parser.add_argument("file", nargs="?", metavar="FILE", help=_FILE_HELP)
+    parser.add_argument("--handler", metavar="H", help="the kind of task (see `prorld handlers`)")
+    parser.add_argument("--instance", metavar="JSON", help="the instance, as a JSON object")
+    parser.add_argument(
+        "--n", type=positive, default=1, metavar="N", help="samples of each job, as one group (default 1)"
+    )
+    parser.add_argument("--policy", metavar="NAME", help="the policy to sample from (default: default)")
+    parser.add_argument(
+        "--wait", action="store_true", help="wait for the end; exit 1 unless every job ended ok or at a limit"
+    )
+    add_client_options(parser)
+    add_json_option(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Submit, and wait where asked to."""
+    jobs = [sample for job in read_jobs(args) for sample in samples(job, args.n)]
+    with client_of(args) as client:
+        records = []
+        for job in jobs:
+            record = client.submit(job)
+            records.append(record)
+            if not args.json and not args.wait:
+                say(record.job_id)
+        if args.wait:
+            records = [_waited(client.wait(record.job_id), quiet=args.json) for record in records]
+    if args.json:
+        say_json(records)
+    good = all(record.outcome is None or record.outcome.kind in ("ok", "policy_limit") for record in records)
+    return Exit.OK if good else Exit.FAILED
+
+
+def _waited(record: JobRecord, *, quiet: bool) -> JobRecord:
+    if not quiet:
+        from prorld.cli.records import one_line
+
+        say(one_line(record))
+    return record
+
+
+def read_jobs(args: argparse.Namespace) -> list[SubmitJob]:
+    """The jobs that the arguments describe, checked before anything is sent."""
+    from prorld.wire.codec import convert
+    from prorld.wire.jobs import SubmitJob
+
+    if (args.file is None) == (args.instance is None):
+        raise UsageError("name a FILE (or - for stdin), or give --handler and --instance")
+    if args.file is None:
+        raw: list[Any] = [{"instance": parse_json(args.instance, "--instance")}]
+    else:
+        raw = parse_jobs(read_text(args.file), args.file)
+    over = {name: given for name in ("handler", "policy") if (given := getattr(args, name)) is not None}
+    full = [{**value, **over} if isinstance(value, dict) else value for value in raw]
+    return [convert(value, SubmitJob, what=f"job {n}") for n, value in enumerate(full, 1)]
+
+
+def parse_jobs(text: str, name: str) -> list[Any]:
+    """One object, a list, or one object per line."""
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError:
+        lines = [line for line in text.splitlines() if line.strip()]
+        if len(lines) < 2:
+            return [parse_json(text, name)]
+        return [parse_json(line, f"{name}, line {n}") for n, line in enumerate(lines, 1)]
+    return value if isinstance(value, list) else [value]
+
+
+def parse_json(text: str, name: str) -> Any:
+    """A JSON value, or a usage error that says where it breaks."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as exc:
+        raise UsageError(f"{name} is not JSON: {exc}") from exc
+
+
+def samples(job: SubmitJob, n: int) -> list[SubmitJob]:
+    """``n`` samples of a job as one group. Ids that the client chose stay unique by the sample's number."""
+    if n == 1:
+        return [job]
+    from msgspec.structs import replace
+
+    group = job.group_id or f"group-{uuid.uuid4().hex[:12]}"
+    return [
+        replace(job, group_id=group, sample_index=i, job_id=None if job.job_id is None else f"{job.job_id}.{i}")
+        for i in range(n)
+    ]
