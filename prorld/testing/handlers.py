@@ -6,7 +6,7 @@ The tests of the rollout room and ``prorld serve --dev`` use the first; authors 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 import trio
@@ -54,7 +54,7 @@ class FakeHandler(AgentHandler[FakeInstance]):
 
     name = "fake"
     instance_type = FakeInstance
-    data_sources = ("fake",)
+    data_sources: ClassVar[tuple[str, ...]] = ("fake",)
 
     def sandbox_spec(self, instance: FakeInstance) -> SandboxSpec | None:
         """One, where the instance asks for it."""

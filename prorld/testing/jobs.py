@@ -1,6 +1,7 @@
 """One handler run by itself: a scripted policy, a job context in memory, and the three stages in order.
 
-For authors of handlers. There is no daemon, no engine and no clock in it, and errors come out as they were raised.
+For authors of handlers. There is no daemon, no engine and no clock in it; what a stage raises comes out in an exception
+group, that of the stage's nursery.
 """
 
 from __future__ import annotations
