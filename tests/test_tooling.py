@@ -1,0 +1,252 @@
+"""The repository's own tools: the wrapper on bare machines, and lock files that agree with the project."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SHELL_FILES = ["just", "scripts/env", "scripts/lock", "scripts/test-real"]
+# What POSIX has on every machine and the wrapper needs.
+UTILITIES = ["cat", "chmod", "dirname", "grep", "mkdir", "mv", "rm", "sed", "sh", "sleep", "tail"]
+
+FAKE_UV = """#!/bin/sh
+echo "$*" >>"$CALLS"
+case $1 in
+venv) for into; do :; done; mkdir -p "$into/bin" ;;
+pip)
+    while [ "$1" != --python ]; do shift; done
+    bin=$(dirname "$2")
+    sleep 0.05
+    printf '#!/bin/sh\\nfor arg; do echo "<$arg>"; done\\n' >"$bin/just"
+    cp_uv() { cat "$0" >"$bin/uv"; }
+    cp_uv
+    chmod +x "$bin/just" "$bin/uv"
+    ;;
+esac
+"""
+
+
+class Machine:
+    """A copy of the wrapper on a machine with only the commands that a test gives it."""
+
+    def __init__(self, home: Path) -> None:
+        self.root = home / "a clone"
+        self.bin = home / "bin"
+        self.calls = home / "calls"
+        for folder in (self.root, self.bin):
+            folder.mkdir()
+        shutil.copy(ROOT / "just", self.root / "just")
+        (self.root / "Justfile").write_text("default:\n")
+        for name in UTILITIES:
+            found = shutil.which(name)
+            assert found is not None
+            (self.bin / name).symlink_to(found)
+
+    def give(self, name: str, script: str) -> None:
+        """Put a command on PATH."""
+        (self.bin / name).write_text(script)
+        (self.bin / name).chmod(0o755)
+
+    def start(self, *args: str, cwd: Path | None = None) -> subprocess.Popen[str]:
+        """Start the wrapper."""
+        return subprocess.Popen(
+            [str(self.root / "just"), *args],
+            cwd=cwd or self.root,
+            env={"PATH": str(self.bin), "HOME": str(self.root), "CALLS": str(self.calls)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, *args: str, cwd: Path | None = None) -> tuple[int, str, str]:
+        """Run the wrapper to its end: exit code, output, errors."""
+        with self.start(*args, cwd=cwd) as process:
+            out, err = process.communicate(timeout=30)
+        return process.returncode, out, err
+
+    @property
+    def made(self) -> list[str]:
+        """What is in the private tool folder."""
+        tools = self.root / ".tools"
+        return sorted(path.name for path in tools.iterdir()) if tools.exists() else []
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    """A machine without Python and without uv."""
+    return Machine(tmp_path)
+
+
+@pytest.mark.parametrize("name", SHELL_FILES)
+@pytest.mark.parametrize("shell", ["sh", "dash", "bash"])
+def test_shell_files_are_plain_shell(name: str, shell: str):
+    """Each shell that a machine may have for /bin/sh reads them."""
+    if shutil.which(shell) is None:
+        pytest.skip(f"no {shell} on this machine")
+    subprocess.run([shell, "-n", ROOT / name], check=True)
+    assert os.access(ROOT / name, os.X_OK)
+
+
+def test_without_python_and_uv_one_line_says_so(machine: Machine):
+    """Nothing to work with: one line with the cure, its own exit code, nothing left behind."""
+    code, out, err = machine.run("test")
+    assert (code, out) == (69, "")
+    assert len(err.splitlines()) == 1
+    assert "Python 3.11, 3.12 or 3.13" in err
+    assert machine.made == []
+
+
+def test_a_python_that_is_too_old_is_none(machine: Machine):
+    """A python3 that fails the version test is not used."""
+    machine.give("python3", "#!/bin/sh\nexit 1\n")
+    code, _, err = machine.run("test")
+    assert code == 69
+    assert "Python 3.11, 3.12 or 3.13" in err
+
+
+def test_python_without_venv_and_pip_is_named(machine: Machine):
+    """Where Python is there and can install nothing, the message says what to install."""
+    machine.give("python3.12", "#!/bin/sh\ncase $2 in *version_info*) exit 0 ;; esac\nexit 1\n")
+    code, _, err = machine.run("test")
+    assert code == 69
+    assert "python3.12 has neither venv nor pip" in err.splitlines()[-1]
+
+
+def test_a_failed_installation_tells_its_reason(machine: Machine):
+    """What pip or uv said last is in the one line, and no half-made folder stays."""
+    machine.give("uv", "#!/bin/sh\necho 'error: no such package' >&2\nexit 2\n")
+    code, _, err = machine.run("test")
+    assert code == 69
+    assert err.splitlines()[-1] == "./just: could not install uv and just from PyPI: error: no such package"
+    assert machine.made == []
+
+
+def test_uv_alone_is_enough(machine: Machine):
+    """No Python on PATH but a uv: the tools come from it, once, and arguments arrive as they were given."""
+    machine.give("uv", FAKE_UV)
+    code, out, _ = machine.run("test", "-k", "two words")
+    assert code == 0
+    assert out.splitlines()[-3:] == ["<test>", "<-k>", "<two words>"]
+    assert f"<{machine.root / 'Justfile'}>" in out.splitlines()
+    calls = machine.calls.read_text()
+    code, _, err = machine.run("test")
+    assert (code, err) == (0, "")
+    assert machine.calls.read_text() == calls
+
+
+def test_it_runs_from_anywhere(machine: Machine, tmp_path: Path):
+    """The working directory of the caller does not matter."""
+    machine.give("uv", FAKE_UV)
+    _, out, _ = machine.run("test", cwd=tmp_path)
+    assert f"<{machine.root}>" in out.splitlines()
+
+
+def test_calls_at_the_same_time_make_one_set_of_tools(machine: Machine):
+    """Four first calls at once all succeed, and one folder is left."""
+    machine.give("uv", FAKE_UV)
+    started = [machine.start("test", str(n)) for n in range(4)]
+    ended = [process.communicate(timeout=30) for process in started]
+    assert [process.returncode for process in started] == [0] * 4, ended
+    assert [out.splitlines()[-1] for out, _ in ended] == ["<0>", "<1>", "<2>", "<3>"]
+    assert len(machine.made) == 1
+    assert sorted(path.name for path in (machine.root / ".tools" / machine.made[0]).iterdir()) == ["bin"]
+
+
+def test_other_pins_make_other_tools(machine: Machine):
+    """A changed version is installed beside and then instead of the old one."""
+    machine.give("uv", FAKE_UV)
+    machine.run("test")
+    wrapper = machine.root / "just"
+    wrapper.write_text(re.sub(r"(?m)^just_pin=.*$", "just_pin=0.0.1", wrapper.read_text()))
+    code, _, _ = machine.run("test")
+    assert code == 0
+    assert len(machine.made) == 1
+    assert machine.made[0].endswith("-just-0.0.1")
+    assert "rust-just==0.0.1" in machine.calls.read_text()
+
+
+def test_half_made_tools_are_made_again(machine: Machine):
+    """A folder that something emptied is no reason to fail for ever."""
+    machine.give("uv", FAKE_UV)
+    machine.run("test")
+    (machine.root / ".tools" / machine.made[0] / "bin" / "just").unlink()
+    assert machine.run("test")[0] == 0
+
+
+def test_the_kinds_of_real_tests_that_are_missing_are_said():
+    """Asking for tests that do not exist is a failure with a sentence, not an empty success."""
+    for name, words in (("slurm", "no tests on a real slurm yet"), ("nonsense", "is none of")):
+        ended = subprocess.run([ROOT / "scripts/test-real", name], capture_output=True, text=True, check=False)
+        assert ended.returncode != 0
+        assert words in ended.stderr
+
+
+def locked(name: str) -> dict[str, str]:
+    """The packages of a lock file and their versions."""
+    text = (ROOT / "requirements" / name).read_text()
+    return dict(re.findall(r"(?m)^([a-z0-9][a-z0-9._-]*)==(\S+)", text))
+
+
+def names(requirements: list[str]) -> set[str]:
+    """The packages that requirements name, as lock files write them."""
+    found = (re.match(r"[A-Za-z0-9._-]+", requirement) for requirement in requirements)
+    return {re.sub(r"[-_.]+", "-", match[0]).lower() for match in found if match}
+
+
+def project(path: Path) -> dict[str, list[str]]:
+    """What a project needs: its own dependencies, and those of each extra."""
+    table = tomllib.loads(path.read_text())["project"]
+    return {"": table.get("dependencies", []), **table.get("optional-dependencies", {})}
+
+
+PLUGINS = sorted((ROOT / "plugins").glob("*/pyproject.toml"))
+
+
+def test_the_lock_files_hold_all_that_is_needed():
+    """Every direct dependency of project and plugins is locked; the demo does not bring what developing needs."""
+    needs = project(ROOT / "pyproject.toml")
+    of_plugins = {name for path in PLUGINS for name in names(project(path)[""])} - {"prorld"}
+    demo, dev = locked("demo.lock"), locked("dev.lock")
+    assert names(needs[""] + needs["demo"]) | of_plugins <= set(demo)
+    assert names(needs["dev"]) <= set(dev)
+    assert not {"mypy", "pyright", "pytest", "ruff"} & set(demo)
+
+
+def test_both_lock_files_agree():
+    """Whoever develops runs the very versions that a newcomer's demo runs."""
+    demo, dev = locked("demo.lock"), locked("dev.lock")
+    assert demo.items() <= dev.items()
+
+
+@pytest.mark.parametrize("name", ["demo.lock", "dev.lock"])
+def test_lock_files_are_for_any_index(name: str):
+    """Names, versions and hashes; no address. What is only declared, and not needed, stays out."""
+    text = (ROOT / "requirements" / name).read_text()
+    assert "://" not in text
+    assert "--index" not in text
+    assert "--find-links" not in text
+    assert not {"llm", "llama-cpp-python"} & set(locked(name))
+    for block in re.split(r"(?m)^(?=[a-z0-9])", text)[1:]:
+        assert "--hash=sha256:" in block
+
+
+def test_tools_name_no_host():
+    """Where packages come from is the user's business."""
+    for name in [*SHELL_FILES, "Justfile", ".ci/run", "requirements/build.in"]:
+        assert "://" not in (ROOT / name).read_text(), name
+
+
+def test_every_recipe_says_what_it_does():
+    """`./just` is the first thing a newcomer reads."""
+    lines = (ROOT / "Justfile").read_text().splitlines()
+    recipes = [n for n, line in enumerate(lines) if re.match(r"[a-z][a-z-]*[^:=]*:(?!=)", line)]
+    assert len(recipes) > 10
+    assert [lines[n] for n in recipes if not lines[n - 1].startswith("# ")] == []
