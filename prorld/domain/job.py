@@ -55,7 +55,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     top_k: Annotated[int, Meta(ge=-1, le=1_000_000)] = -1
     min_p: Annotated[float, Meta(ge=0, le=1)] = 0.0
     max_tokens: Annotated[int, Meta(ge=1, le=1_000_000)] = 2048
-    seed: Annotated[int, Meta(ge=0, lt=2**63)] | None = None
+    seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
     stop: Annotated[list[Annotated[str, Meta(min_length=1, max_length=256)]], Meta(max_length=16)] = []
     chat_template_kwargs: dict[str, Any] = {}
 
