@@ -1,7 +1,7 @@
 """How tools are written where a chat template has no words for them.
 
-A dialect turns tool schemas, tool calls and tool results into plain system, assistant and user text, and reads calls back.
-It works on the messages a template sees, in which texts of the conversation may be stand-ins, so it never looks into them.
+A dialect turns tool schemas, tool calls and tool results into plain system, assistant and user text, and reads calls
+back. It works on the messages a template sees, in which the texts may be stand-ins, so it never looks into them.
 """
 
 from __future__ import annotations
@@ -26,9 +26,7 @@ class ToolDialect(Protocol):
         """For records."""
         ...
 
-    def plain(
-        self, messages: Sequence[TemplateMessage], tools: Sequence[Mapping[str, Any]]
-    ) -> list[dict[str, Any]]:
+    def plain(self, messages: Sequence[TemplateMessage], tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """The same conversation without tools, tool calls and tool messages."""
         ...
 
@@ -48,9 +46,7 @@ class HermesDialect:
         """For records."""
         return "hermes"
 
-    def plain(
-        self, messages: Sequence[TemplateMessage], tools: Sequence[Mapping[str, Any]]
-    ) -> list[dict[str, Any]]:
+    def plain(self, messages: Sequence[TemplateMessage], tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """The same conversation without tools, tool calls and tool messages."""
         out: list[dict[str, Any]] = []
         after_result = False

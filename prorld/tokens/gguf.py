@@ -36,12 +36,11 @@ _SCALARS: Mapping[int, str] = {
 _CONTROL, _USER_DEFINED = 3, 4
 
 # Expressions as the model families publish them in their own tokenizer files.
-_LLAMA3_WORDS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{DIGITS}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-_QWEN2_WORDS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
+_DIGITS_AT_ONCE: Mapping[str, str] = {"qwen2": "{1}", "llama-bpe": "{1,3}"}
 
 
 class _Broken(Exception):
@@ -108,7 +107,7 @@ class _Reader:
         start, self._at = self._at, end
         return start
 
-    def bytes(self, size: int) -> bytes:
+    def take(self, size: int) -> bytes:
         start = self._need(size)
         return self._buffer[start : self._at]
 
@@ -129,11 +128,11 @@ class _Reader:
         size = self.uint("Q")
         if size > bytes_max:
             raise _Broken(f"a string of {size} bytes, more than {bytes_max}")
-        return self.bytes(size)
+        return self.take(size)
 
 
 def _metadata(reader: _Reader, wanted: tuple[bytes, ...]) -> dict[str, Value]:
-    if reader.bytes(4) != b"GGUF":
+    if reader.take(4) != b"GGUF":
         raise _Broken("it does not start with GGUF")
     version = reader.uint("I")
     if version not in (2, 3):
@@ -232,9 +231,10 @@ def _pre_tokenizer(pre: str) -> pre_tokenizers.PreTokenizer:
         return pre_tokenizers.Sequence(
             [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
         )
-    words = {"qwen2": _QWEN2_WORDS, "llama-bpe": _LLAMA3_WORDS}.get(pre)
-    if words is None:
+    digits = _DIGITS_AT_ONCE.get(pre)
+    if digits is None:
         raise _Broken(f"the pre-tokenizer {pre!r} is not known")
+    words = _WORDS.replace("{DIGITS}", digits)
     return pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(Regex(words), behavior="isolated"),

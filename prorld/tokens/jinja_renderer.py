@@ -1,8 +1,8 @@
 """A renderer for any chat template, by asking the template itself.
 
-A whole conversation is rendered once. After that only the delta of new messages is, found by rendering them behind dummy
-conversations: independent dummies must give the same delta, else the template is refused and the context forks. What the
-policy sampled is never rendered again, and control tokens come from the template's own parts alone.
+A whole conversation is rendered once. After that only the delta of new messages is, found by rendering them behind
+dummy conversations: independent dummies must give the same delta, else the template is refused and the context forks.
+What the policy sampled is never rendered again, and control tokens come from the template's own parts alone.
 """
 
 from __future__ import annotations
@@ -115,9 +115,7 @@ class JinjaRenderer:
 
     def _text(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], *, opened: bool) -> str:
         if self._native_tools:
-            return self._template.render(
-                messages, tools or None, add_generation_prompt=opened, kwargs=self._kwargs
-            )
+            return self._template.render(messages, tools or None, add_generation_prompt=opened, kwargs=self._kwargs)
         plain = self._dialect.plain(messages, tools)
         return self._template.render(plain, None, add_generation_prompt=opened, kwargs=self._kwargs)
 
@@ -201,7 +199,7 @@ class JinjaRenderer:
         return opened.removeprefix(closed)
 
     def _check_cut(self) -> None:
-        """Some tokenizers look across control tokens or eat blanks beside them; cutting there would not be canonical."""
+        # Some tokenizers look across control tokens or eat blanks beside them; cutting there would not be canonical.
         messages = [Message(role="user", content="One line.\n\n  And 2 more ")]
         parts = self._parts(messages, [])
         ids = [token for rendered in self._encode(parts, messages) for token in rendered.ids]

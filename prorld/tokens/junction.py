@@ -1,7 +1,7 @@
 """The junction: the text between the end of an assistant turn and the opening of the next one, for given new messages.
 
-No dummy conversation is right for every template: some write the last assistant turn differently, some move the tools, some
-glue texts together. So several are tried, and a delta counts only when independent ones agree and none disagrees.
+No dummy conversation is right for every template: some write the last assistant turn differently, some move the tools,
+some glue texts together. So several are tried, and a delta counts only when independent ones agree and none disagrees.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ TemplateMessages = list[dict[str, Any]]
 class RenderText(Protocol):
     """The text of a conversation, with the next assistant turn opened or not."""
 
-    def __call__(self, messages: TemplateMessages, *, opened: bool) -> str: ...
+    def __call__(self, messages: TemplateMessages, *, opened: bool) -> str:
+        """Render."""
+        ...
 
 
 class Junction(msgspec.Struct, frozen=True):

@@ -1,7 +1,7 @@
 """What a policy said, read from the text of its turn: reasoning, content, and tool calls in the hermes form.
 
-Every attempt at a call is reported with a status; nothing that a policy writes raises, and the work is linear in the length of
-the text. Arguments are taken as they stand: what a number or a text may be is the tool's business.
+Every attempt at a call is reported with a status; nothing that a policy writes raises, and the work is linear in the
+length of the text. Arguments are taken as they stand: what a number or a text may be is the tool's business.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ class _Attempt(msgspec.Struct, frozen=True, kw_only=True):
     arguments: dict[str, Any] = {}
 
 
-def parse_hermes(text: str, tools: Collection[str], *, reasoning_open: bool = False, complete: bool = True) -> ParsedTurn:
+def parse_hermes(
+    text: str, tools: Collection[str], *, reasoning_open: bool = False, complete: bool = True
+) -> ParsedTurn:
     """Split a turn. ``reasoning_open``: the prompt has opened a think block already."""
     reasoning, at = _reasoning(text, reasoning_open=reasoning_open)
     said: list[str] = []

@@ -16,7 +16,7 @@ import msgspec
 from prorld.domain.messages import CallStatus, Message, ToolCall
 from prorld.errors import RendererError
 
-__all__ = ["MARK", "Held", "Holder", "Part", "fill", "template_messages"]
+__all__ = ["MARK", "Held", "Holder", "Part", "as_is", "fill", "template_messages"]
 
 # Private-use characters: no template transforms them, and a template that holds one is refused.
 MARK = "\ue000"
@@ -59,7 +59,7 @@ class Holder:
 Hold = Callable[[str, int, Kind], str]
 
 
-def as_is(text: str, message: int, kind: Kind) -> str:
+def as_is(text: str, _message: int, _kind: Kind) -> str:
     """No stand-in."""
     return text
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, cast
 
 from jinja2 import TemplateError, nodes, pass_context
 from jinja2.exceptions import SecurityError
@@ -29,10 +29,14 @@ STEPS_MAX = 1_000_000
 # The name can't be written in a template, so a template can't replace its own meter.
 _METER = "the meter"
 
+# fmt: off
 _FILTERS = (
-    "abs capitalize count d default dictsort e escape first float int items join last length list lower map max min "
-    "reject rejectattr replace reverse round safe select selectattr sort string sum title trim unique upper"
-).split()
+    "abs", "capitalize", "count", "d", "default", "dictsort", "e", "escape", "first", "float", "int", "items",
+    "join", "last", "length", "list", "lower", "map", "max", "min", "reject", "rejectattr", "replace",
+    "reverse", "round", "safe", "select", "selectattr", "sort", "string", "sum", "title", "trim", "unique",
+    "upper",
+)
+# fmt: on
 
 
 class ChatTemplate:
@@ -79,17 +83,21 @@ class ChatTemplate:
             "add_generation_prompt": add_generation_prompt,
             _METER: _Meter(),
         }
-        parts: list[str] = []
-        size = 0
         try:
-            for part in self._template.generate(names):
-                parts.append(part)
-                size += len(part)
-                if size > CHARS_MAX:
-                    raise SecurityError(f"more than {CHARS_MAX} characters")
+            return _bounded(self._template.generate(names))
         except Exception as exc:
             raise RendererError("the chat template refuses these messages") from exc
-        return "".join(parts)
+
+
+def _bounded(parts: Iterable[str]) -> str:
+    kept: list[str] = []
+    size = 0
+    for part in parts:
+        kept.append(part)
+        size += len(part)
+        if size > CHARS_MAX:
+            raise SecurityError(f"more than {CHARS_MAX} characters")
+    return "".join(kept)
 
 
 class _Meter:
@@ -152,7 +160,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 class _Generation(Extension):
     """``{% generation %}`` marks assistant text in some templates; here it only passes its body on."""
 
-    tags = {"generation"}  # noqa: RUF012  (the base class says what it must be)
+    tags = {"generation"}
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
         """The body of the block."""
@@ -164,13 +172,13 @@ class _Generation(Extension):
 class _Metering(NodeTransformer):
     """Sends every loop through the meter, with the size of what its body writes, and every ``~`` through ``join``."""
 
-    def visit_For(self, node: nodes.For) -> nodes.For:
+    def visit_For(self, node: nodes.For) -> nodes.For:  # noqa: N802  # the visitor goes by class names.
         written = sum(len(data.data) for data in node.find_all(nodes.TemplateData))
         self.generic_visit(node)
-        node.iter = _filter(node.iter, "metered", [nodes.Const(written)])
+        node.iter = _filter(cast("nodes.Expr", node.iter), "metered", [nodes.Const(written)])
         return node
 
-    def visit_Concat(self, node: nodes.Concat) -> nodes.Filter:
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Filter:  # noqa: N802  # likewise.
         self.generic_visit(node)
         return _filter(nodes.List(node.nodes, lineno=node.lineno), "join", [])
 
@@ -215,10 +223,10 @@ def _replace(text: Any, old: str, new: str, count: int = -1) -> str:
 
 def _tojson(
     value: Any,
-    ensure_ascii: bool = False,
+    ensure_ascii: bool = False,  # noqa: FBT001, FBT002  # templates may pass it by position.
     indent: int | None = None,
     separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
+    sort_keys: bool = False,  # noqa: FBT001, FBT002  # likewise.
 ) -> str:
     measure(value)
     width = None if indent is None else max(0, min(int(indent), 8))

@@ -14,12 +14,13 @@ CHARS_MAX = 16 * 2**20
 NODES_MAX = 200_000
 
 # What chat templates do to text. Padding and formatting are left out: they make much text of a number.
-_TEXT_METHODS = frozenset(
-    (
-        "capitalize count endswith find index isalnum isalpha isdigit isspace join lower lstrip partition removeprefix "
-        "removesuffix replace rfind rindex rpartition rsplit rstrip split splitlines startswith strip title upper"
-    ).split()
-)
+# fmt: off
+_TEXT_METHODS = frozenset((
+    "capitalize", "count", "endswith", "find", "index", "isalnum", "isalpha", "isdigit", "isspace", "join",
+    "lower", "lstrip", "partition", "removeprefix", "removesuffix", "replace", "rfind", "rindex", "rpartition",
+    "rsplit", "rstrip", "split", "splitlines", "startswith", "strip", "title", "upper",
+))
+# fmt: on
 
 
 def measure(value: Any) -> str:

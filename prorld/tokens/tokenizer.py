@@ -1,13 +1,14 @@
 """A tokenizer over the ``tokenizers`` package: text to ids and back, with two doors.
 
-Trusted text (template parts) may spell control tokens; untrusted text (everything a message carries) never can. It owns no
-policy about messages and never touches the network.
+Trusted text (template parts) may spell control tokens; untrusted text (everything a message carries) never can. It owns
+no policy about messages and never touches the network.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -69,7 +70,7 @@ class HfTokenizer:
 
     @classmethod
     def from_directory(cls, directory: Path, *, name: str | None = None) -> HfTokenizer:
-        """Load ``tokenizer.json`` and, where they stand beside it, its config and chat template. Raises ``ConfigError``."""
+        """Load ``tokenizer.json`` and, where they stand beside it, its config and template. Raises ``ConfigError``."""
         raw = _read(directory / "tokenizer.json", TOKENIZER_BYTES_MAX)
         if raw is None:
             raise ConfigError(f"{directory} has no tokenizer.json")
@@ -131,8 +132,8 @@ class HfTokenizer:
         ids: list[int] = list(encoding.ids)
         if self._control_ids.isdisjoint(ids):
             return ids
-        cuts = [begin + 1 for token, (begin, _) in zip(ids, encoding.offsets, strict=True) if token in self._control_ids]
-        return self._encode_cut(text, cuts)
+        begins = (begin for token, (begin, _) in zip(ids, encoding.offsets, strict=True) if token in self._control_ids)
+        return self._encode_cut(text, [begin + 1 for begin in begins])
 
     def decode(self, ids: Sequence[int]) -> str:
         """Ids to text for people and parsers, control tokens shown; never to be encoded again."""
@@ -148,7 +149,7 @@ class HfTokenizer:
         # Some models (unigram ones) hold their control tokens as ordinary pieces. A cut inside the piece spells it out.
         bounds = [0, *cuts, len(text)]
         ids: list[int] = []
-        for begin, end in zip(bounds, bounds[1:], strict=False):
+        for begin, end in pairwise(bounds):
             ids.extend(self._plain.encode(text[begin:end], add_special_tokens=False).ids)
         if not self._control_ids.isdisjoint(ids):
             raise RendererError("this tokenizer can't keep a control token in a message from becoming one")

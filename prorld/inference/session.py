@@ -1,0 +1,346 @@
+"""The session: the policy as one rollout talks to it.
+
+It counts the budgets before every call, sends the branch's own tokens to the leased engine, and appends what comes back
+in one place. A turn that an engine interrupted goes on from its own tokens; an engine that fails is left for another
+one. It never renders, never parses text by itself and never chooses an engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol
+
+import msgspec
+import trio
+
+from prorld.domain.branch import Branch
+from prorld.domain.calls import CallParams, CallRecord
+from prorld.domain.job import JobSpec, TokenCounts, effective_seed
+from prorld.domain.messages import Message, ToolSchema
+from prorld.domain.outcome import StopReason
+from prorld.errors import BackendError, ContextOverflow, EngineBusy, HandlerError
+from prorld.inference.checks import checked_finish, checked_logprobs, checked_sampled, checked_spans
+from prorld.inference.contract import Backend, Capabilities, Generation, GenerationRequest, Turn
+from prorld.kit.lanes import Lane
+from prorld.tokens.context import TokenContext
+from prorld.tokens.contract import ParsedTurn, Renderer
+
+__all__ = ["ROOM_MIN", "Lease", "ModelSession"]
+
+# With less room than this no sentence fits, and a call would only be paid for.
+ROOM_MIN = 8
+# Longer texts are tokenized in a thread: 10 KiB take about 4 ms.
+INLINE_CHARS_MAX = 8 * 1024
+MIGRATIONS_MAX = 4
+BUSY_WAIT_MIN_S = 0.05
+BUSY_WAIT_MAX_S = 2.0
+
+
+class Lease(Protocol):
+    """An engine that is ours for as long as the rollout lasts."""
+
+    @property
+    def backend(self) -> Backend:
+        """The client of the engine that is leased now."""
+        ...
+
+    @property
+    def backend_id(self) -> str:
+        """The engine that is leased now."""
+        ...
+
+    @property
+    def caps(self) -> Capabilities:
+        """What that engine can."""
+        ...
+
+    async def migrate(self, error: BackendError) -> None:
+        """Leave an engine that failed with ``error`` for another one. Raises ``NoBackend`` where there is none."""
+        ...
+
+    def inflight(self) -> AbstractAsyncContextManager[None]:
+        """Held around each call; entering waits where the engine has no place or the policy is paused."""
+        ...
+
+
+class ModelSession:
+    """One growing conversation with a leased engine. Implements ``prorld.inference.contract.Model``."""
+
+    def __init__(self, spec: JobSpec, attempt: int, *, renderer: Renderer, lease: Lease, lane: Lane) -> None:
+        self._spec = spec
+        self._attempt = attempt
+        self._renderer = renderer
+        self._lease = lease
+        self._lane = lane
+        self._context = TokenContext(renderer)
+        self._calls: list[CallRecord] = []
+        self._requests = 0
+        self._turns = 0
+        self._sampled = 0
+        self._llm_s = 0.0
+
+    @property
+    def tokenizer(self) -> str:
+        """The tokenizer's name and digest."""
+        return f"{self._renderer.tokenizer.name} sha256:{self._renderer.tokenizer.digest}"
+
+    @property
+    def renderer(self) -> str:
+        """The renderer's name and version."""
+        return self._renderer.name
+
+    @property
+    def tools(self) -> tuple[ToolSchema, ...]:
+        """The tools the policy was offered."""
+        return self._context.tools
+
+    @property
+    def branches(self) -> tuple[Branch, ...]:
+        """The branches; the last one may still grow."""
+        return self._context.branches
+
+    @property
+    def calls(self) -> tuple[CallRecord, ...]:
+        """Every engine call whose tokens were taken; ``n`` is its place here."""
+        return tuple(self._calls)
+
+    @property
+    def transcript(self) -> tuple[Message, ...]:
+        """The conversation as people read it."""
+        return self._context.transcript
+
+    @property
+    def turns(self) -> int:
+        """Turns in which the policy spoke."""
+        return self._turns
+
+    @property
+    def llm_s(self) -> float:
+        """Seconds spent in engine calls, failed ones and waits included."""
+        return self._llm_s
+
+    def token_counts(self) -> TokenCounts:
+        """Tokens by origin, over all branches."""
+        return self._context.counts()
+
+    def backends_used(self) -> list[str]:
+        """The engines that made tokens, in order of their first."""
+        return list(dict.fromkeys(call.backend for call in self._calls))
+
+    def versions_used(self) -> list[int]:
+        """The policy versions that made tokens, rising."""
+        spans = (span for call in self._calls for span in call.policy_versions)
+        return sorted({span.version for span in spans if span.version is not None})
+
+    async def start(self, messages: Sequence[Message], tools: Sequence[ToolSchema] = ()) -> None:
+        """Open the conversation."""
+        if self._context.started:
+            raise HandlerError("the conversation has been started already")
+        offered = tuple(tools)
+        if _is_long(messages):
+            plan = await self._lane.run(self._context.plan_start, messages, offered)
+        else:
+            plan = self._context.plan_start(messages, offered)
+        self._context.apply(plan, offered)
+        await trio.lowlevel.checkpoint()
+
+    async def observe(self, messages: Sequence[Message]) -> None:
+        """Add what the environment answered to the last turn: user and tool messages, all at once."""
+        if _is_long(messages):
+            plan = await self._lane.run(self._context.plan_observe, messages)
+        else:
+            plan = self._context.plan_observe(messages)
+        self._context.apply(plan)
+        await trio.lowlevel.checkpoint()
+
+    async def turn(self, *, max_tokens: int | None = None) -> Turn:
+        """Let the policy speak. When no budget is left nothing is sampled and the turn is empty with ``stop`` set."""
+        await trio.lowlevel.checkpoint()
+        stop = self._used_up()
+        if stop is not None:
+            return Turn(content="", stop=stop)
+        if max_tokens is not None and max_tokens < 1:
+            raise HandlerError(f"a turn of {max_tokens} tokens is no turn")
+        asked = self._spec.sampling.max_tokens if max_tokens is None else max_tokens
+        speaking = _Speaking(min(asked, self._spec.sampling.max_tokens, self._tokens_left()))
+        began = trio.current_time()
+        try:
+            overflow = await self._speak(speaking)
+        finally:
+            self._llm_s += trio.current_time() - began
+            self._turns += bool(speaking.sampled)
+        said = speaking.said or self._cut_off(speaking)
+        return Turn(
+            content=said.content,
+            reasoning=said.reasoning,
+            tool_calls=said.tool_calls,
+            truncated=not speaking.stopped,
+            sampled=speaking.sampled,
+            stop=StopReason.CONTEXT_FULL if overflow else self._used_up(),
+        )
+
+    def _cut_off(self, speaking: _Speaking) -> ParsedTurn:
+        """What there is of a turn that was interrupted and finds no room to go on."""
+        if not speaking.sampled:
+            return ParsedTurn(content="", complete=False)
+        said = _numbered(self._context.turn_with(()), self._turns - 1)
+        self._context.end_turn(said.as_message())
+        return said
+
+    # --- budgets ---
+
+    def _room(self) -> int:
+        """Tokens that still fit into the context."""
+        context = min(self._lease.caps.max_context_tokens, self._spec.agent.max_context_tokens)
+        return context - len(self._context.current)
+
+    def _tokens_left(self) -> int:
+        return self._spec.agent.max_sampled_tokens - self._sampled
+
+    def _used_up(self) -> StopReason | None:
+        """The budget that allows no further turn."""
+        if self._turns >= self._spec.agent.max_turns:
+            return StopReason.MAX_TURNS
+        if self._tokens_left() <= 0:
+            return StopReason.MAX_TOKENS
+        return StopReason.CONTEXT_FULL if self._room() < ROOM_MIN else None
+
+    # --- calls ---
+
+    async def _speak(self, speaking: _Speaking) -> bool:
+        """Call until the turn has ended. Whether the engine found the context too long."""
+        migrations = idle = 0
+        while speaking.said is None:
+            limit = min(speaking.left, self._room())
+            if limit < 1:
+                return True
+            try:
+                generation = await self._call(limit)
+            except ContextOverflow:
+                return True
+            except EngineBusy:
+                idle += 1
+                await _wait_for_engine(idle)
+                continue
+            except BackendError as exc:
+                if not exc.may_retry or migrations >= MIGRATIONS_MAX:
+                    raise
+                migrations += 1
+                await self._lease.migrate(exc)
+                continue
+            if generation.token_ids:
+                idle = 0
+                self._take(generation, limit, speaking)
+            else:
+                idle += 1
+                await _wait_for_engine(idle)
+        return False
+
+    async def _call(self, limit: int) -> Generation:
+        """One request. Its reply is checked against what was asked before it is believed."""
+        spec = self._spec
+        self._requests += 1
+        request = GenerationRequest(
+            token_ids=self._context.prompt(),
+            max_tokens=limit,
+            sampling=spec.sampling,
+            stop_token_ids=self._renderer.stop_token_ids,
+            request_id=f"{spec.job_id}-{self._attempt}-{self._requests}",
+            session=f"{spec.job_id}-{self._attempt}",
+            seed=effective_seed(spec, self._attempt, len(self._calls)),
+            priority=spec.priority,
+        )
+        async with self._lease.inflight():
+            generation = await self._lease.backend.generate(request)
+        _check(generation, limit)
+        return generation
+
+    def _take(self, generation: Generation, limit: int, speaking: _Speaking) -> None:
+        """The one place where sampled tokens, their record and the budgets change, all or none."""
+        context, n = self._context, len(self._calls)
+        sampled = len(generation.token_ids)
+        ended = generation.finish != "abort" or sampled in {speaking.left, limit}
+        said = _numbered(context.turn_with(generation.token_ids), self._turns) if ended else None
+        record = self._record(generation, n)
+        context.append_generation(
+            generation.token_ids,
+            generation.logprobs,
+            generation.versions,
+            call=n,
+            finish=generation.finish,
+            said=None if said is None else said.as_message(),
+        )
+        self._calls.append(record)
+        self._sampled += sampled
+        speaking.left -= sampled
+        speaking.sampled += sampled
+        speaking.said = said
+        speaking.stopped = generation.finish == "stop"
+
+    def _record(self, generation: Generation, n: int) -> CallRecord:
+        branch = self._context.current
+        return CallRecord(
+            n=n,
+            turn=self._turns,
+            branch=branch.index,
+            backend=self._lease.backend_id,
+            policy_versions=list(generation.versions),
+            prompt_len=len(branch),
+            sampled_len=len(generation.token_ids),
+            finish_reason=generation.finish,
+            latency_s=generation.latency_s,
+            cached_prefix_len=generation.cached_tokens,
+            exact=generation.versions_exact,
+            params=self._params(generation, n),
+            engine_request_id=generation.engine_request_id,
+        )
+
+    def _params(self, generation: Generation, n: int) -> CallParams:
+        sampling = self._spec.sampling
+        seed = None if "seed" in generation.ignored else effective_seed(self._spec, self._attempt, n)
+        return CallParams(
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            min_p=sampling.min_p,
+            logprobs_mode=generation.logprobs_mode,
+            seed=seed,
+            ignored=list(generation.ignored),
+        )
+
+
+class _Speaking:
+    """A turn while it is being sampled."""
+
+    def __init__(self, left: int) -> None:
+        self.left = left
+        self.sampled = 0
+        self.said: ParsedTurn | None = None
+        self.stopped = False
+
+
+def _check(generation: Generation, limit: int) -> None:
+    """Clients check their engine's replies; this holds for any client."""
+    where = "the reply"
+    sampled = checked_sampled(generation.token_ids, limit, where)
+    checked_logprobs(generation.logprobs, sampled, where)
+    checked_finish(generation.finish, len(sampled), where)
+    checked_spans(generation.versions, len(sampled), where)
+
+
+def _numbered(said: ParsedTurn, turn: int) -> ParsedTurn:
+    """Call ids that are unique in the rollout."""
+    calls = tuple(
+        msgspec.structs.replace(call, id=f"call_{turn}_{index}") for index, call in enumerate(said.tool_calls)
+    )
+    return msgspec.structs.replace(said, tool_calls=calls)
+
+
+def _is_long(messages: Iterable[Message]) -> bool:
+    return sum(len(message.content) for message in messages) > INLINE_CHARS_MAX
+
+
+async def _wait_for_engine(times: int) -> None:
+    """Wait longer each time, up to a bound; the stage's deadline ends the waiting."""
+    await trio.sleep(min(BUSY_WAIT_MAX_S, BUSY_WAIT_MIN_S * 2 ** min(times - 1, 10)))

@@ -1,0 +1,194 @@
+"""The branches of one rollout: conversations whose tokens only grow.
+
+It owns which tokens come next and never talks to an engine. Planning is pure and may run in a thread; applying a plan
+is quick and happens in the rollout's task. What has been handed out as a prompt is checked to begin the next one.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+
+from prorld.domain.branch import Branch, ForkReason, Source, VersionSpan
+from prorld.domain.job import TokenCounts
+from prorld.domain.messages import Message, ToolSchema
+from prorld.errors import HandlerError, RendererError
+from prorld.tokens.contract import ParsedTurn, RenderedMessage, Renderer
+
+__all__ = ["OBSERVATION_CHARS_MAX", "Plan", "TokenContext", "clip"]
+
+# Per message. A tool cuts its own output to less; this holds for any handler.
+OBSERVATION_CHARS_MAX = 64 * 1024
+
+_TAIL = 64
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens that are ready to be appended, and the messages they stand for."""
+
+    kind: Literal["start", "bridge", "fork"]
+    rendered: list[RenderedMessage]
+    messages: list[Message]
+
+
+class TokenContext:
+    """All branches of one rollout; the last one grows."""
+
+    def __init__(self, renderer: Renderer, *, observation_chars_max: int = OBSERVATION_CHARS_MAX) -> None:
+        self._renderer = renderer
+        self._observation_chars_max = observation_chars_max
+        self._branches: list[Branch] = []
+        self._transcript: list[Message] = []
+        self._tools: tuple[ToolSchema, ...] = ()
+        self._turn_ids = array("i")
+        self._awaits_observation = False
+        self._sent: tuple[int, bytes] | None = None
+
+    @property
+    def branches(self) -> tuple[Branch, ...]:
+        """Every branch in the order they came up."""
+        return tuple(self._branches)
+
+    @property
+    def current(self) -> Branch:
+        """The branch that grows."""
+        if not self._branches:
+            raise HandlerError("the conversation has not been started")
+        return self._branches[-1]
+
+    @property
+    def started(self) -> bool:
+        """Whether there is a conversation."""
+        return bool(self._branches)
+
+    @property
+    def transcript(self) -> tuple[Message, ...]:
+        """The conversation as people read it."""
+        return tuple(self._transcript)
+
+    @property
+    def tools(self) -> tuple[ToolSchema, ...]:
+        """The tools the policy was offered."""
+        return self._tools
+
+    def plan_start(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Plan:
+        """The opening of the conversation. Pure."""
+        if not messages:
+            raise HandlerError("a conversation opens with at least one message")
+        return Plan(kind="start", rendered=self._renderer.render(messages, tools), messages=list(messages))
+
+    def plan_observe(self, messages: Sequence[Message]) -> Plan:
+        """What follows the policy's turn, as a delta where the template allows it, else as a fork. Pure."""
+        if not self._awaits_observation:
+            raise HandlerError("messages come after a turn of the policy, all of them at once")
+        if not messages or any(message.role == "assistant" for message in messages):
+            raise HandlerError("an observation is one or more messages that the policy did not write")
+        said = [self._clipped(message) for message in messages]
+        try:
+            rendered = self._renderer.bridge(self._turn_ids[-_TAIL:], said, self._tools)
+        except RendererError:
+            rendered = self._renderer.render([*self._transcript, *said], self._tools)
+            return Plan(kind="fork", rendered=rendered, messages=said)
+        return Plan(kind="bridge", rendered=rendered, messages=said)
+
+    def apply(self, plan: Plan, tools: Sequence[ToolSchema] = ()) -> None:
+        """Grow by a plan made from the state as it is now."""
+        if plan.kind == "start":
+            if self._branches:
+                raise HandlerError("the conversation has been started already")
+            self._tools = tuple(tools)
+            self._branches.append(Branch())
+            self._append_prompt(self.current, plan)
+        elif plan.kind == "bridge":
+            for part in plan.rendered:
+                self.current.append_given(part.ids, "glue" if part.message is None else "observation", part.message)
+        else:
+            self._fork("renderer_refused", plan)
+        self._transcript.extend(plan.messages)
+        self._turn_ids = array("i")
+        self._awaits_observation = False
+
+    def prompt(self) -> array[int]:
+        """The tokens to send now, a copy. Checked to begin with what was sent of this branch before."""
+        branch = self.current
+        ids = branch.ids[:]
+        raw = ids.tobytes()
+        if self._sent is not None and self._sent[0] == branch.index and not raw.startswith(self._sent[1]):
+            raise AssertionError(f"tokens of branch {branch.index} changed after they were sent")
+        self._sent = (branch.index, raw)
+        return ids
+
+    def turn_with(self, ids: Sequence[int]) -> ParsedTurn:
+        """What the policy will have said in this turn once ``ids`` are appended to it."""
+        return self._renderer.parse([*self._turn_ids, *ids], self._tools)
+
+    def append_generation(
+        self,
+        ids: Sequence[int],
+        logprobs: Sequence[float],
+        spans: Sequence[VersionSpan],
+        *,
+        call: int,
+        finish: str,
+        said: Message | None,
+    ) -> None:
+        """Grow by one engine call. ``said`` is the whole turn's message with its last call, else ``None``."""
+        self.current.append_sampled(ids, logprobs, spans, calls=[call], message=said, finish_reason=finish)
+        self._turn_ids.extend(ids)
+        self._awaits_observation = True
+        if said is not None:
+            self._transcript.append(said)
+
+    def end_turn(self, said: Message) -> None:
+        """Put a turn into the transcript whose last call could not know that it was the last."""
+        self._transcript.append(said)
+
+    def counts(self) -> TokenCounts:
+        """Tokens by origin. What a fork renders again counts once, in the branch it came from."""
+        prompt = sampled = observed = 0
+        for branch in self._branches:
+            sampled += branch.sampled
+            for segment in branch.segments:
+                size = segment.end - segment.start
+                if segment.source in ("observation", "glue"):
+                    observed += size
+                elif segment.source == "prompt" and branch.parent is None:
+                    prompt += size
+        return TokenCounts(prompt=prompt, sampled=sampled, observed=observed)
+
+    def _fork(self, reason: ForkReason, plan: Plan) -> None:
+        parent = self.current
+        ids = [token for part in plan.rendered for token in part.ids]
+        child = Branch(len(self._branches), parent=parent.index, fork_at=_common(parent.ids, ids), reason=reason)
+        self._append_prompt(child, plan, new=plan.messages)
+        self._branches.append(child)
+
+    def _append_prompt(self, branch: Branch, plan: Plan, new: Sequence[Message] = ()) -> None:
+        for part in plan.rendered:
+            is_new = any(part.message is message for message in new)
+            source: Source = "observation" if is_new else "prompt"
+            branch.append_given(part.ids, source, part.message)
+
+    def _clipped(self, message: Message) -> Message:
+        text = clip(message.content, self._observation_chars_max)
+        return message if text is message.content else msgspec.structs.replace(message, content=text)
+
+
+def clip(text: str, chars_max: int) -> str:
+    """The head and the tail of a text that is too long, and between them how much was left out."""
+    if len(text) <= chars_max:
+        return text
+    note = f"\n[... {len(text) - chars_max} characters left out ...]\n"
+    head = chars_max // 2
+    return text[:head] + note + text[len(text) - (chars_max - head) :]
+
+
+def _common(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many tokens two branches begin with in common."""
+    for index, (left, right) in enumerate(zip(one, other, strict=False)):
+        if left != right:
+            return index
+    return min(len(one), len(other))
