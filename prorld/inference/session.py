@@ -8,7 +8,6 @@ one. It never renders, never parses text by itself and never chooses an engine.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
 import msgspec
@@ -21,12 +20,12 @@ from prorld.domain.messages import Message, ToolSchema
 from prorld.domain.outcome import StopReason
 from prorld.errors import BackendError, ContextOverflow, EngineBusy, HandlerError
 from prorld.inference.checks import checked_finish, checked_logprobs, checked_sampled, checked_spans
-from prorld.inference.contract import Backend, Capabilities, Generation, GenerationRequest, Turn
+from prorld.inference.contract import Capabilities, Generation, GenerationRequest, Turn
 from prorld.kit.lanes import Lane
 from prorld.tokens.context import TokenContext
 from prorld.tokens.contract import ParsedTurn, Renderer
 
-__all__ = ["ROOM_MIN", "Lease", "ModelSession"]
+__all__ = ["ROOM_MIN", "EngineLease", "ModelSession"]
 
 # With less room than this no sentence fits, and a call would only be paid for.
 ROOM_MIN = 8
@@ -37,13 +36,8 @@ BUSY_WAIT_MIN_S = 0.05
 BUSY_WAIT_MAX_S = 2.0
 
 
-class Lease(Protocol):
-    """An engine that is ours for as long as the rollout lasts."""
-
-    @property
-    def backend(self) -> Backend:
-        """The client of the engine that is leased now."""
-        ...
+class EngineLease(Protocol):
+    """An engine that is ours for as long as the rollout lasts; ``prorld.inference.lease.Lease`` is one."""
 
     @property
     def backend_id(self) -> str:
@@ -51,23 +45,23 @@ class Lease(Protocol):
         ...
 
     @property
-    def caps(self) -> Capabilities:
+    def capabilities(self) -> Capabilities:
         """What that engine can."""
         ...
 
-    async def migrate(self, error: BackendError) -> None:
-        """Leave an engine that failed with ``error`` for another one. Raises ``NoBackend`` where there is none."""
+    async def generate(self, request: GenerationRequest) -> Generation:
+        """Sample on the engine that is leased now; waits where it has no place. Raises ``BackendError``."""
         ...
 
-    def inflight(self) -> AbstractAsyncContextManager[None]:
-        """Held around each call; entering waits where the engine has no place or the policy is paused."""
+    async def migrate(self) -> None:
+        """Leave the engine for another one; waits for one."""
         ...
 
 
 class ModelSession:
     """One growing conversation with a leased engine. Implements ``prorld.inference.contract.Model``."""
 
-    def __init__(self, spec: JobSpec, attempt: int, *, renderer: Renderer, lease: Lease, lane: Lane) -> None:
+    def __init__(self, spec: JobSpec, attempt: int, *, renderer: Renderer, lease: EngineLease, lane: Lane) -> None:
         self._spec = spec
         self._attempt = attempt
         self._renderer = renderer
@@ -192,7 +186,7 @@ class ModelSession:
 
     def _room(self) -> int:
         """Tokens that still fit into the context."""
-        context = min(self._lease.caps.max_context_tokens, self._spec.agent.max_context_tokens)
+        context = min(self._lease.capabilities.max_context_tokens, self._spec.agent.max_context_tokens)
         return context - len(self._context.current)
 
     def _tokens_left(self) -> int:
@@ -227,7 +221,7 @@ class ModelSession:
                 if not exc.may_retry or migrations >= MIGRATIONS_MAX:
                     raise
                 migrations += 1
-                await self._lease.migrate(exc)
+                await self._lease.migrate()
                 continue
             if generation.token_ids:
                 idle = 0
@@ -251,8 +245,7 @@ class ModelSession:
             seed=effective_seed(spec, self._attempt, len(self._calls)),
             priority=spec.priority,
         )
-        async with self._lease.inflight():
-            generation = await self._lease.backend.generate(request)
+        generation = await self._lease.generate(request)
         _check(generation, limit)
         return generation
 
