@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from prorld.client import Client
 
 
+# A longer example gets its comment on a line of its own.
+_EXAMPLE_WIDTH = 60
+
+
 class Help(argparse.RawDescriptionHelpFormatter):
     """Help that keeps the line breaks of examples."""
 
@@ -21,8 +25,10 @@ class Help(argparse.RawDescriptionHelpFormatter):
 
 def epilog(*examples: tuple[str, str]) -> str:
     """Examples and exit codes for the end of a command's help."""
-    wide = max(len(command) for command, _ in examples)
-    lines = [f"  {command.ljust(wide)}   # {what}" for command, what in examples]
+    wide = max(len(command) for command, _ in examples if len(command) <= _EXAMPLE_WIDTH)
+    lines: list[str] = []
+    for command, what in examples:
+        lines += [f"  {command.ljust(wide)}   # {what}"] if len(command) <= wide else [f"  # {what}", f"  {command}"]
     return "\n".join(["examples:", *lines, "", NOTE])
 
 

@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.description = (
         "Starts a daemon of its own with the embedded engine (SmolLM2-135M, on the processor), hands in small\n"
-        "arithmetic tasks, shows what became of them and one conversation, writes the trajectories as files and stops.\n"
+        "arithmetic tasks, shows what became of them and one conversation, keeps the trajectories as files and stops.\n"
         "Exit 0 when at least one rollout ended ok and none failed for reasons of infrastructure."
     )
     parser.epilog = epilog(
@@ -39,9 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("prorld demo --backend vllm=http://gpu1:8000", "the same tasks on your engine"),
     )
     parser.add_argument("--n", type=positive, default=6, metavar="N", help="rollouts (default 6)")
-    parser.add_argument(
-        "--within", type=float, default=900.0, metavar="SECONDS", help="then cancel the rest (default 900)"
-    )
+    parser.add_argument("--within", type=float, default=900.0, metavar="SECONDS", help="cancel the rest then (900)")
     parser.add_argument("--state-dir", metavar="DIR", help="the demo's own (default: demo/ in the usual one)")
     parser.add_argument(
         "--backend", type=backend, action="append", metavar="KIND=URL", help="an engine of yours instead"

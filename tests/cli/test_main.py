@@ -1,0 +1,154 @@
+"""Help, exit codes, errors on one line, start-up."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from prorld import __version__
+from prorld.cli import status
+from prorld.cli.exits import Exit, UsageError, exit_of
+from prorld.cli.main import COMMANDS
+from prorld.client import ClientError
+from prorld.errors import BadRequest, ConfigError, ProrldError
+
+CLIENT_COMMANDS = [
+    ("jobs",),
+    ("show", "job-1"),
+    ("cancel", "job-1"),
+    ("status",),
+    ("handlers",),
+    ("submit", "--handler", "calc", "--instance", "{}"),
+]
+
+
+def python(*argv, **env):
+    """A fresh interpreter."""
+    environ = {"PATH": os.environ["PATH"], "HOME": "/nowhere", "PYTHONPATH": os.pathsep.join(sys.path), **env}
+    return subprocess.run([sys.executable, *argv], env=environ, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_teaches(cli, command):
+    """Help of every command exits 0, shows examples of that very command and the exit codes."""
+    code, out, _ = cli(command, "--help")
+    assert code == 0
+    assert f"prorld {command}" in out.partition("examples:")[2]
+    assert "exit codes:" in out
+
+
+def test_the_list_of_commands_fits_a_terminal(cli):
+    """The first help names every command on a line of its own, in 80 columns."""
+    _, out, _ = cli("--help")
+    for name, command in COMMANDS.items():
+        assert name in out
+        assert len(command.SUMMARY) <= 60
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_no_line_of_help_is_wider_than_a_screen(cli, command, monkeypatch):
+    """What is written as it stands fits 120 columns."""
+    monkeypatch.setenv("COLUMNS", "100")
+    _, out, _ = cli(command, "--help")
+    assert max(len(line) for line in out.splitlines()) <= 120
+
+
+def test_version(cli):
+    """The version is printed."""
+    assert cli("--version") == (0, f"prorld {__version__}\n", "")
+
+
+def test_a_wrong_command_is_usage(cli):
+    """What is not a command ends with 2."""
+    assert cli("fly")[0] == 2
+    assert cli()[0] == 2
+
+
+@pytest.mark.parametrize("argv", CLIENT_COMMANDS)
+def test_without_a_daemon_the_cure_is_told(cli, argv):
+    """No daemon: exit 69 and one line that says what to type."""
+    code, out, err = cli(*argv)
+    assert (code, out) == (69, "")
+    assert "prorld serve" in err
+    assert err.count("\n") == 1
+
+
+def test_json_errors_are_json(cli):
+    """With --json a script reads the error's code."""
+    code, _, err = cli("status", "--json", "--address", "127.0.0.1:1")
+    assert code == 69
+    assert json.loads(err)["error"]["code"] == "no_daemon"
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ConfigError("c"), Exit.CONFIG),
+        (UsageError("u"), Exit.USAGE),
+        (BadRequest("b", code="invalid_field"), Exit.USAGE),
+        (ClientError("x", code="no_daemon", retryable=True), Exit.UNAVAILABLE),
+        (ClientError("x", code="connection_lost", retryable=True), Exit.UNAVAILABLE),
+        (ClientError("x", code="overloaded", retryable=True), Exit.TEMPORARY),
+        (ClientError("x", code="unauthorized"), Exit.PERMISSION),
+        (ClientError("x", code="token_exposed"), Exit.PERMISSION),
+        (ClientError("x", code="not_found"), Exit.FAILED),
+        (ProrldError("x"), Exit.FAILED),
+    ],
+)
+def test_exit_codes(error, code):
+    """Every family of errors has its exit code."""
+    assert exit_of(error) is code
+
+
+def test_a_named_token_file_that_is_missing_is_usage(cli):
+    """A file that the user named and that can't be read is the user's to fix."""
+    code, _, err = cli("status", "--token-file", "/nowhere")
+    assert code == 2
+    assert "/nowhere" in err
+
+
+def test_help_imports_nothing_heavy():
+    """Help of a client's command loads neither trio nor msgspec nor the server."""
+    script = (
+        "import sys\nfrom prorld.cli.main import main\n"
+        "try: main(['status', '--help'])\nexcept SystemExit: pass\n"
+        "print(sorted({'trio', 'msgspec', 'quart', 'structlog', 'asyncio'} & set(sys.modules)))"
+    )
+    assert python("-c", script).stdout.splitlines()[-1] == "[]"
+
+
+def test_a_client_command_needs_no_event_loop():
+    """``prorld status`` loads no trio and nothing of the daemon, even when it really looks for one."""
+    script = (
+        "import sys\nfrom prorld.cli.main import main\n"
+        "code = main(['status', '--address', '127.0.0.1:1'])\n"
+        "print(int(code), sorted({'trio', 'quart', 'structlog'} & set(sys.modules)))"
+    )
+    assert python("-c", script).stdout.splitlines()[-1] == "69 []"
+
+
+def test_a_reader_that_goes_away_is_no_error():
+    """``prorld ... | head`` says nothing on stderr."""
+    script = (
+        "import os, sys\nfrom prorld.cli.main import main\n"
+        "r, w = os.pipe(); os.close(r); os.dup2(w, 1)\n"
+        "sys.exit(main(['check-config']))"
+    )
+    done = python("-c", script)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_ctrl_c_is_quiet(cli, monkeypatch):
+    """An interrupt ends with 130 and no traceback."""
+
+    def interrupted(args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(status, "run", interrupted)
+    monkeypatch.setitem(COMMANDS, "status", status)
+    code, out, err = cli("status")
+    assert (code, out, err) == (130, "", "\n")
