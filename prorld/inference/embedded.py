@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
@@ -95,7 +96,10 @@ async def run_embedded_engine(
     failure = "did not start"
     # Errors are raised outside of the nursery, so that they arrive as themselves and not in a group.
     async with trio.open_nursery() as nursery:
-        process: Child = await nursery.start(partial(_process, wish), name="embedded engine")
+        run = partial(
+            child, _argv(wish), env=_environment(), stdout="pipe", stderr="pipe", lifeline=True, term_seconds=1.0
+        )
+        process: Child = await nursery.start(run, name="embedded engine")
         nursery.start_soon(_drain, process.stderr, words, name="log of the embedded engine")
         line: _Line | None = None
         with trio.move_on_after(ready_seconds_max):
@@ -120,14 +124,14 @@ async def run_embedded_engine(
     )
 
 
-async def _process(wish: dict[str, object], *, task_status: trio.TaskStatus[Child] = trio.TASK_STATUS_IGNORED) -> None:
+def _argv(wish: Mapping[str, object]) -> list[str]:
     script = Path(__file__).with_name("embedded_child.py")
     # -P: the folder of the script is full of names that are no business of the engine's imports.
-    argv = [sys.executable, "-P", str(script), msgspec.json.encode(wish).decode()]
-    environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
-    await child(
-        argv, env=environment, stdout="pipe", stderr="pipe", lifeline=True, term_seconds=1.0, task_status=task_status
-    )
+    return [sys.executable, "-P", str(script), msgspec.json.encode(wish).decode()]
+
+
+def _environment() -> dict[str, str]:
+    return {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
 
 
 async def _first_line(process: Child) -> _Line:

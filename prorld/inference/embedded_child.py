@@ -12,6 +12,7 @@ import os
 import select
 import signal
 import sys
+from importlib import import_module
 from typing import Any, NoReturn
 
 # Requests that wait for a slot hold a thread each; the client never opens as many, so health checks always get one.
@@ -49,8 +50,8 @@ def _end_with(lifeline: int) -> None:
 
 
 def _serve(wish: dict[str, Any]) -> Any:
-    import xllamacpp  # noqa: PLC0415 - it takes long to import, and the lifeline comes first
-
+    # Not at the top: it takes long, and the lifeline comes first.
+    xllamacpp = import_module("xllamacpp")
     params = xllamacpp.CommonParams()
     params.model.path = wish["model"]
     params.hostnames = ["127.0.0.1"]

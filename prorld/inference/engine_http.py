@@ -15,6 +15,7 @@ from prorld.errors import BackendError, ContextOverflow, EngineBusy, MalformedRe
 from prorld.kit.http_client import (
     BodyMalformed,
     ClientStatistics,
+    ConnectFailed,
     HttpClient,
     HttpError,
     Response,
@@ -75,6 +76,8 @@ class EngineHttp:
             return await self._client.request(method, path, body, (*_JSON, *headers) if body else headers)
         except ResponseTooLarge as exc:
             raise MalformedReply(f"{method} {path} of {self.url} answered too much") from exc
+        except ConnectFailed as exc:
+            raise BackendError(f"{self.url} can't be reached", code="engine_unreachable") from exc
         except HttpError as exc:
             raise BackendError(f"{method} {path} of {self.url} failed") from exc
 

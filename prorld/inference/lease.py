@@ -1,0 +1,117 @@
+"""A job's hold on one engine: sticky, counted while it lasts, moved elsewhere when the engine dies."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from typing import Protocol
+
+import trio
+
+from prorld.errors import BackendError, NoBackend
+from prorld.inference.contract import Backend, Capabilities
+from prorld.inference.pool_entry import PoolEntry
+
+__all__ = ["Lease", "LeaseDesk"]
+
+
+# How long a rollout waits for an engine after its own died, before the attempt is given up as the engines' fault.
+MIGRATE_SECONDS_MAX = 60.0
+
+
+class LeaseDesk(Protocol):
+    """What a lease asks of the pool that gave it out."""
+
+    async def assign(self, policy: str, *, group_id: str | None, slack: float, avoid: Iterable[str]) -> PoolEntry:
+        """Wait for an engine and count a lease on it; one of ``avoid`` only where there is no other."""
+        ...
+
+    def unassign(self, entry: PoolEntry) -> None:
+        """Give a lease back."""
+        ...
+
+    def succeeded(self, entry: PoolEntry) -> None:
+        """A call went well."""
+        ...
+
+    def failed(self, entry: PoolEntry, error: BackendError) -> None:
+        """A call did not."""
+        ...
+
+
+class Lease:
+    """One engine for as long as the pool's ``lease`` block lasts. One task at a time uses it."""
+
+    def __init__(self, desk: LeaseDesk, policy: str, group_id: str | None, slack: float, entry: PoolEntry) -> None:
+        self._desk = desk
+        self._policy = policy
+        self._group_id = group_id
+        self._slack = slack
+        self._entry = entry
+        self.migrations = 0
+
+    def __repr__(self) -> str:
+        return f"<Lease on {self.backend_id} for {self._policy!r}>"
+
+    @property
+    def backend(self) -> Backend:
+        """The client of the engine held now; to be called inside ``inflight``."""
+        return self._entry.backend
+
+    @property
+    def backend_id(self) -> str:
+        """The engine held now."""
+        return self._entry.backend_id
+
+    @property
+    def caps(self) -> Capabilities:
+        """What the last probe of the engine held now found."""
+        return self._entry.found
+
+    @asynccontextmanager
+    async def inflight(self) -> AsyncIterator[None]:
+        """Held around one call: waits for a place within the engine's bound, and counts how the call went.
+
+        ``NoBackend`` says that this engine is gone and that ``migrate`` is the way on.
+        """
+        entry = self._entry
+        self._assert_there(entry)
+        async with entry.limiter:
+            # It may have died while this call waited for its place.
+            self._assert_there(entry)
+            entry.calls_total += 1
+            entry.row.inflight += 1
+            try:
+                yield
+            except BackendError as error:
+                self._desk.failed(entry, error)
+                raise
+            finally:
+                entry.row.inflight -= 1
+        self._desk.succeeded(entry)
+
+    def _assert_there(self, entry: PoolEntry) -> None:
+        if not entry.takes_calls:
+            state = "removed" if entry.removed else entry.row.state.value
+            raise NoBackend(f"engine {entry.backend_id} of policy {self._policy!r} is {state}")
+
+    async def migrate(self, error: BackendError) -> None:
+        """Leave the engine that failed with ``error`` for another one, or come back to it where it is the only one.
+
+        Waits a bounded time for an engine, then raises ``NoBackend``. Cancelled or failed, the lease is where it was.
+        """
+        before = self._entry
+        entry: PoolEntry | None = None
+        with trio.move_on_after(MIGRATE_SECONDS_MAX):
+            entry = await self._desk.assign(
+                self._policy, group_id=self._group_id, slack=self._slack, avoid=(before.backend_id,)
+            )
+        if entry is None:
+            raise NoBackend(f"policy {self._policy!r} had no engine for {MIGRATE_SECONDS_MAX:g} s") from error
+        self._entry = entry
+        self._desk.unassign(before)
+        self.migrations += entry is not before
+
+    def release(self) -> None:
+        """Give the engine back; for the pool, at the end of the block."""
+        self._desk.unassign(self._entry)
