@@ -1,0 +1,61 @@
+"""The handler ``calc``: a prompt with one worked example, the calculator, and an exact grade."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from prorld.agents import Dialect, Tool
+from prorld.domain.messages import Message, system, user
+from prorld.domain.outcome import StopReason
+from prorld.handlers import AgentHandler, Grade, JobContext, RunResult, SandboxSpec
+from prorld_calc.generate import CalcInstance
+from prorld_calc.language import CalcDialect, calculator
+
+__all__ = ["CalcHandler"]
+
+_SYSTEM = (
+    "You have a calculator. To use it, write CALC: and an expression. When you know the result, write ANSWER: and the"
+    " number."
+)
+
+
+class CalcHandler(AgentHandler[CalcInstance]):
+    """Sums in several turns."""
+
+    name = "calc"
+    instance_type = CalcInstance
+    data_sources: ClassVar[tuple[str, ...]] = ("calc",)
+    allowed_tools: ClassVar[frozenset[str]] = frozenset()
+
+    def sandbox_spec(self, instance: CalcInstance) -> SandboxSpec:
+        """The embedded default."""
+        return SandboxSpec()
+
+    def tools(self, job: JobContext[CalcInstance]) -> Sequence[Tool]:
+        """The calculator."""
+        return [calculator()]
+
+    def dialect(self, job: JobContext[CalcInstance]) -> Dialect:
+        """One line a turn."""
+        return CalcDialect()
+
+    def prompt(self, instance: CalcInstance) -> Sequence[Message]:
+        """The rules, one worked example, the question."""
+        return [
+            system(_SYSTEM),
+            user("What is 87 plus 12?"),
+            Message(role="assistant", content="CALC: 87 + 12"),
+            user("RESULT: 99"),
+            Message(role="assistant", content="ANSWER: 99"),
+            user(instance.question),
+        ]
+
+    async def evaluate(self, job: JobContext[CalcInstance], result: RunResult) -> Grade:
+        """1 for the right number, said as the answer."""
+        said = result.answer if result.stop is StopReason.FINISHED else None
+        right = said is not None and int(said) == job.instance.answer
+        return Grade(
+            reward=float(right),
+            parts={"correct": float(right), "used_calculator": float(bool(result.data.get("used_calculator")))},
+        )
