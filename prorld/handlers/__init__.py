@@ -1,5 +1,6 @@
-"""What a plugin author sees: the handler, the job it is given, sandbox specs, graders in a killable child."""
+"""What a plugin author sees: the handler, the job it is given, sandbox specs, graders in a killable child, errors."""
 
+from prorld.errors import GraderError, HandlerError, Impossible, SandboxError
 from prorld.handlers.base import AgentHandler, Grade, JobContext, Model, NoConfig, RunResult, Turn
 from prorld.handlers.grader import Grader, open_grader, run_grader
 from prorld.sandbox.contract import CommandResult, Sandbox, SandboxLimits, SandboxSpec
@@ -9,11 +10,15 @@ __all__ = [
     "CommandResult",
     "Grade",
     "Grader",
+    "GraderError",
+    "HandlerError",
+    "Impossible",
     "JobContext",
     "Model",
     "NoConfig",
     "RunResult",
     "Sandbox",
+    "SandboxError",
     "SandboxLimits",
     "SandboxSpec",
     "Turn",
