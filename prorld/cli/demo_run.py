@@ -6,7 +6,7 @@ import random
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from prorld.cli.records import one_line, worked_s
 from prorld.client import Client, ClientError
 from prorld.domain.job import AgentLimits, JobState, Sampling
 from prorld.domain.outcome import OutcomeKind
-from prorld.wire.jobs import JobRecord, SubmitJob
+from prorld.wire.jobs import JobEvent, JobRecord, SubmitJob
 from prorld.wire.trajectory import Trajectory
 
 INFRASTRUCTURE = frozenset({
@@ -147,7 +147,7 @@ def _keep(client: Client, record: JobRecord, directory: Path) -> Row:
         note(f"{record.job_id} has no trajectory: {exc.message}")
         return Row(record=record, tool_calls=0, file="")
     file.write_bytes(msgspec.json.encode(doc))
-    return Row(record=record, tool_calls=count_tool_calls(doc), file=str(file))
+    return Row(record=record, tool_calls=count_tool_calls(client.events(record.job_id)), file=str(file))
 
 
 def _forget_old(directory: Path) -> None:
@@ -156,14 +156,9 @@ def _forget_old(directory: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def count_tool_calls(doc: Trajectory) -> int:
-    """Tool calls that the policy wrote, malformed ones too, each once however many branches carry it."""
-    return sum(
-        len(segment.message.tool_calls)
-        for branch in doc.branches
-        for segment in branch.segments
-        if segment.source == "sampled" and segment.message is not None and segment.end > (branch.fork_at or 0)
-    )
+def count_tool_calls(events: Iterable[JobEvent]) -> int:
+    """Calls of tools, those that went wrong too."""
+    return sum(event.event == "job.tool" for event in events)
 
 
 def report_lines(report: Report, view: View) -> Iterator[str]:

@@ -12,6 +12,7 @@ from prorld.cli.output import Style
 from prorld.domain.ids import is_client_id
 from prorld.domain.job import JobState
 from prorld.domain.outcome import Outcome, OutcomeKind
+from prorld.wire.jobs import JobEvent
 
 
 def test_the_plan_mixes_what_is_installed():
@@ -51,9 +52,10 @@ def test_when_a_demo_was_good(make, kinds, good):
     assert is_good([make.record(outcome=Outcome(kind=OutcomeKind(kind))) for kind in kinds]) is good
 
 
-def test_tool_calls_are_counted_with_the_broken_ones(make):
-    """What the policy attempted counts."""
-    assert count_tool_calls(make.trajectory()) == 2
+def test_tool_calls_are_counted_from_the_events():
+    """A task with an action language of its own has no tool calls in its messages; the job's events name them all."""
+    names = ["job.queued", "job.tool", "job.turn", "job.tool", "job.done"]
+    assert count_tool_calls(JobEvent(seq=i, event=name, at="") for i, name in enumerate(names)) == 2
 
 
 def test_the_report_shows_table_sums_and_one_conversation(make, tmp_path):
