@@ -18,6 +18,7 @@ __all__ = [
     "CancelJobs",
     "Drift",
     "JobEvent",
+    "JobEventPage",
     "JobPage",
     "JobRecord",
     "SubmitJob",
@@ -119,3 +120,10 @@ class JobEvent(msgspec.Struct, frozen=True, kw_only=True):
     event: str
     at: str
     data: dict[str, Any] = {}
+
+
+class JobEventPage(msgspec.Struct, frozen=True, kw_only=True):
+    """Events of a job in order; ``next`` is the ``after`` of the following page where the limit cut this one."""
+
+    items: list[JobEvent]
+    next: str | None = None

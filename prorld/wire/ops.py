@@ -40,6 +40,25 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True):
     missing: list[Condition] = []
 
 
+class NotReady(Ready, frozen=True, kw_only=True):
+    """``GET /readyz`` with 503: the same, readable as an error too."""
+
+    error: ErrorDetail
+
+
+class Health(msgspec.Struct, frozen=True, kw_only=True):
+    """``GET /healthz``: the process answers."""
+
+    status: Literal["ok"] = "ok"
+
+
+class DrainAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """``POST /v1/drain``: no new jobs from now on, and what is left by state."""
+
+    draining: bool
+    jobs: dict[str, int]
+
+
 class StageStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One stage gate."""
 
