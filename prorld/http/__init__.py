@@ -1,0 +1,1 @@
+"""The HTTP room: the only one that knows Quart and hypercorn. It decodes, asks the rooms below, and encodes."""

@@ -1,0 +1,115 @@
+"""The application: every route, one door for who may pass, one shape for what goes wrong.
+
+All routes are there before the first request. It holds no jobs and starts no tasks.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import Final
+from urllib.parse import urlsplit
+
+import structlog
+import trio
+from hypercorn.typing import ASGISendCallable
+from quart import Request, Response, g, request
+from quart_trio import QuartTrio
+from quart_trio.asgi import TrioASGIHTTPConnection
+from structlog.typing import FilteringBoundLogger
+
+from prorld.domain.ids import is_client_id
+from prorld.http.auth import Credentials
+from prorld.http.deps import HttpDeps
+from prorld.http.errors import answer_error
+from prorld.http.holds import Holds
+from prorld.http.routes_jobs import JobRoutes
+from prorld.http.routes_ops import EngineRoutes, OpsRoutes
+
+__all__ = ["App", "create_app"]
+
+log: FilteringBoundLogger = structlog.get_logger("prorld.http")
+
+REQUEST_ID: Final = "X-Request-Id"
+BODY_S: Final = 60.0
+_PUBLIC: Final = frozenset({"/healthz"})
+
+
+class _Request(TrioASGIHTTPConnection):
+    """Makes a path of whatever stands in the request line, so that the router can refuse it."""
+
+    def _create_request_from_scope(self, send: ASGISendCallable) -> Request:
+        path = self.scope["path"]
+        if not path.startswith("/"):
+            self.scope["path"] = "/" + _path_of(path).lstrip("/")
+        return super()._create_request_from_scope(send)
+
+
+class App(QuartTrio):
+    """The Quart application of the daemon."""
+
+    def __init__(self, deps: HttpDeps) -> None:
+        super().__init__("prorld", static_folder=None)
+        self.asgi_http_class = _Request
+        self.deps = deps
+        self.holds = Holds()
+        self.config["MAX_CONTENT_LENGTH"] = deps.body_bytes_max
+        self.config["BODY_TIMEOUT"] = BODY_S
+        self.config["RESPONSE_TIMEOUT"] = None
+        # A redirect would be an answer in HTML to a path that is not one of ours.
+        self.url_map.merge_slashes = False
+        self.url_map.strict_slashes = True
+        self.before_request(self._admit)
+        self.after_request(self._depart)
+
+    async def handle_user_exception(self, error: Exception | BaseExceptionGroup[BaseException]) -> Response:
+        """An answer for whatever a route raised."""
+        if isinstance(error, BaseExceptionGroup) and error.subgroup(trio.Cancelled) is not None:
+            raise error
+        return answer_error(error, g.get("request_id", "unknown"))
+
+    async def handle_exception(self, error: Exception) -> Response:
+        """An answer for what went wrong outside the routes."""
+        return answer_error(error, g.get("request_id", "unknown"))
+
+    async def _admit(self) -> None:
+        """Before anything else is known of the request: who sends it."""
+        named = request.headers.get(REQUEST_ID, "")
+        g.request_id = named if is_client_id(named) else secrets.token_hex(8)
+        g.since = trio.current_time()
+        if request.path in _PUBLIC:
+            return
+        credentials = Credentials(
+            authorization=request.headers.get("Authorization"),
+            host=request.headers.get("Host"),
+            origin=request.headers.get("Origin"),
+        )
+        g.caller = self.deps.auth.who(credentials)
+        g.caller.may(request.method)
+
+    async def _depart(self, response: Response) -> Response:
+        response.headers[REQUEST_ID] = g.request_id
+        log.debug(
+            "request.answered",
+            method=request.method,
+            path=request.path,
+            status=response.status_code,
+            seconds=round(trio.current_time() - g.since, 6),
+            request_id=g.request_id,
+        )
+        return response
+
+
+def create_app(deps: HttpDeps) -> App:
+    """The application with all its routes."""
+    app = App(deps)
+    JobRoutes(deps.service, app.holds).add_to(app)
+    OpsRoutes(deps).add_to(app)
+    EngineRoutes(deps.backends).add_to(app)
+    return app
+
+
+def _path_of(target: str) -> str:
+    try:
+        return urlsplit(target).path
+    except ValueError:
+        return target

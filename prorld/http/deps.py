@@ -1,0 +1,50 @@
+"""What the routes need from the rooms below, as the composition root fills it in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from prorld.http.auth import Auth
+from prorld.rollout.service import RolloutService
+from prorld.wire.ops import AddBackend, BackendInfo, BackendList, HandlerList, Ready, SandboxList, Status
+
+__all__ = ["BackendService", "HttpDeps"]
+
+BODY_BYTES_MAX = 16 << 20
+
+
+class BackendService(Protocol):
+    """The engines. Every method answers with wire types or raises a ``RequestError`` or a ``BackendError``."""
+
+    def list(self, policy: str | None) -> BackendList:
+        """The engines of one policy, or of all."""
+        ...
+
+    async def add(self, request: AddBackend) -> BackendInfo:
+        """Probe an engine and take it in."""
+        ...
+
+    async def drain(self, backend_id: str) -> BackendInfo:
+        """No new leases on it from now on."""
+        ...
+
+    async def remove(self, backend_id: str) -> None:
+        """Forget it; its leases go elsewhere."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class HttpDeps:
+    """Everything the routes ask."""
+
+    service: RolloutService
+    backends: BackendService
+    handlers: Callable[[], HandlerList]
+    sandboxes: Callable[[], SandboxList]
+    ready: Callable[[], Ready]
+    status: Callable[[], Status]
+    metrics: Callable[[], bytes]
+    auth: Auth
+    body_bytes_max: int = BODY_BYTES_MAX

@@ -1,0 +1,448 @@
+"""What the tests of the HTTP room share: a service that keeps jobs in memory, and a raw client over a real socket."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import h11
+import msgspec
+import trio
+
+from prorld.domain.branch import VersionSpan
+from prorld.domain.job import JobState, Timing
+from prorld.domain.outcome import Outcome, OutcomeKind, Verdict
+from prorld.errors import BackendError, Conflict, NotFound, Overloaded
+from prorld.http.app import App, create_app
+from prorld.http.auth import ADMIN_TENANT, Auth, Role, TokenBook, TokenEntry
+from prorld.http.deps import HttpDeps
+from prorld.http.serve import HttpServer, run_http
+from prorld.wire.jobs import Drift, JobEvent, JobPage, JobRecord, SubmitJob
+from prorld.wire.ops import (
+    AddBackend,
+    BackendInfo,
+    BackendList,
+    Condition,
+    HandlerInfo,
+    HandlerList,
+    LoopLagStatus,
+    Ready,
+    SandboxList,
+    SandboxRow,
+    Stages,
+    StagesPatch,
+    StageStatus,
+    Status,
+)
+from prorld.wire.trajectory import BranchDoc, Trajectory, TrajectoryJob
+
+ADMIN = "admin-token-0123456789"
+ALICE = "alice-token-0123456789"
+BOB = "bob-token-0123456789"
+READER = "reader-token-0123456789"
+AT = "2026-01-01T00:00:00Z"
+
+
+def book() -> TokenBook:
+    """One token of each kind; the reader belongs to alice's tenant."""
+    return TokenBook(
+        [
+            TokenEntry(token=ADMIN, tenant=ADMIN_TENANT, role=Role.ADMIN),
+            TokenEntry(token=ALICE, tenant="alice", role=Role.TRAINER),
+            TokenEntry(token=BOB, tenant="bob", role=Role.TRAINER),
+            TokenEntry(token=READER, tenant="alice", role=Role.READ),
+        ]
+    )
+
+
+class Job:
+    """A job that does nothing until the test ends it."""
+
+    def __init__(self, request: SubmitJob, job_id: str, tenant: str, digest: str | None) -> None:
+        self.request = request
+        self.digest = digest
+        self.done = trio.Event()
+        self.news = trio.Event()
+        self.events: list[JobEvent] = []
+        self.record = JobRecord(
+            job_id=job_id,
+            handler=request.handler or "fake",
+            policy=request.policy,
+            tenant=tenant,
+            state=JobState.QUEUED,
+            timing=Timing(),
+            group_id=request.group_id,
+            created_at=AT,
+        )
+        self.tell("job.queued")
+
+    def tell(self, what: str) -> None:
+        self.events.append(JobEvent(seq=len(self.events) + 1, event=what, at=AT))
+        self.news.set()
+        self.news = trio.Event()
+
+    def finish(self, kind: OutcomeKind = OutcomeKind.OK) -> None:
+        self.record = msgspec.structs.replace(
+            self.record,
+            state=JobState.DONE,
+            outcome=Outcome(kind=kind, code=kind.value),
+            verdict=Verdict.USE,
+            reward=1.0,
+        )
+        self.tell("job.done")
+        self.done.set()
+
+
+class FakeService:
+    """Jobs in memory: what it answers is what was put in, and a job ends when the test says so."""
+
+    def __init__(self) -> None:
+        self.jobs: dict[tuple[str, str], Job] = {}
+        self.draining = False
+        self.waiting = 0
+        self.sizes = {"init": 2, "run": 4, "eval": 2}
+        self.raises: Exception | ExceptionGroup[Exception] | None = None
+        self.tokens = 8
+
+    def find(self, job_id: str, tenant: str | None) -> Job:
+        if self.raises is not None:
+            raise self.raises
+        for (owner, known), job in self.jobs.items():
+            if known == job_id and tenant in (None, owner):
+                return job
+        raise NotFound(f"there is no job {job_id}", code="unknown_job")
+
+    async def submit(self, request: SubmitJob, tenant: str, *, digest: str | None = None) -> tuple[JobRecord, bool]:
+        await trio.lowlevel.checkpoint()
+        if self.draining:
+            raise Overloaded("draining", code="draining", retry_after_s=7.2)
+        job_id = request.job_id or f"j-{len(self.jobs)}"
+        known = self.jobs.get((tenant, job_id))
+        if known is not None:
+            if known.digest != digest:
+                raise Conflict(f"job {job_id} exists with another body", code="job_exists")
+            return known.record, False
+        job = self.jobs[tenant, job_id] = Job(request, job_id, tenant, digest)
+        return job.record, True
+
+    def get(self, job_id: str, tenant: str | None) -> JobRecord:
+        return self.find(job_id, tenant).record
+
+    async def wait_done(self, job_id: str, tenant: str | None) -> JobRecord:
+        job = self.find(job_id, tenant)
+        self.waiting += 1
+        try:
+            await job.done.wait()
+        finally:
+            self.waiting -= 1
+        return job.record
+
+    def list(
+        self,
+        tenant: str | None,
+        *,
+        state: JobState | None = None,
+        handler: str | None = None,
+        group_id: str | None = None,
+        limit: int = 50,
+        after: str | None = None,
+    ) -> JobPage:
+        found = [
+            job.record
+            for (owner, _), job in reversed(self.jobs.items())
+            if tenant in (None, owner)
+            and state in (None, job.record.state)
+            and handler in (None, job.record.handler)
+            and group_id in (None, job.record.group_id)
+        ]
+        start = int(after or 0)
+        end = start + limit
+        return JobPage(items=found[start:end], next=str(end) if end < len(found) else None)
+
+    def cancel(self, job_id: str, tenant: str | None, reason: str) -> JobRecord:
+        job = self.find(job_id, tenant)
+        if not job.done.is_set():
+            job.finish(OutcomeKind.CANCELLED)
+        return job.record
+
+    async def cancel_many(
+        self, tenant: str | None, *, job_ids: Sequence[str] | None, group_id: str | None, reason: str
+    ) -> int:
+        await trio.lowlevel.checkpoint()
+        chosen = [
+            job
+            for (owner, job_id), job in self.jobs.items()
+            if tenant in (None, owner)
+            and (job_ids is None or job_id in job_ids)
+            and (group_id is None or job.record.group_id == group_id)
+            and not job.done.is_set()
+        ]
+        for job in chosen:
+            job.finish(OutcomeKind.CANCELLED)
+        return len(chosen)
+
+    def trajectory(self, job_id: str, tenant: str | None) -> Trajectory:
+        job = self.find(job_id, tenant)
+        if not job.done.is_set():
+            raise Conflict("not done", code="not_done")
+        record = job.record
+        fields = {name: getattr(record, name) for name in record.__struct_fields__}
+        n = self.tokens
+        return Trajectory(
+            job=TrajectoryJob(**fields, instance=job.request.instance),
+            tokenizer="fake",
+            tools=[],
+            branches=[
+                BranchDoc(
+                    branch=0,
+                    parent=None,
+                    fork_at=None,
+                    reason=None,
+                    token_ids=list(range(n)),
+                    mask=[1] * n,
+                    logprobs=[-0.123456789 * (i % 7) for i in range(n)],
+                    policy_versions=[VersionSpan(start=0, end=n, epoch=0, version=0)],
+                    segments=[],
+                )
+            ],
+            calls=[],
+            drift=Drift(),
+            reward=record.reward,
+            step_rewards=[],
+            verdict=Verdict.USE,
+            outcome=Outcome(kind=OutcomeKind.OK),
+        )
+
+    def events(self, job_id: str, tenant: str | None, *, after: int = 0, limit: int = 1000) -> Sequence[JobEvent]:
+        return self.find(job_id, tenant).events[after : after + limit]
+
+    async def wait_event(self, job_id: str, tenant: str | None, *, after: int) -> None:
+        job = self.find(job_id, tenant)
+        while len(job.events) <= after and not job.done.is_set():
+            await job.news.wait()
+
+    def stages(self) -> Stages:
+        return Stages(**{name: StageStatus(workers=n, active=0, waiting=0) for name, n in self.sizes.items()})
+
+    def set_stages(self, patch: StagesPatch) -> Stages:
+        for name in self.sizes:
+            change = getattr(patch, name)
+            self.sizes[name] = self.sizes[name] if change is None else change.workers
+        return self.stages()
+
+    def counts(self) -> dict[str, int]:
+        return {"queued": sum(not job.done.is_set() for job in self.jobs.values())}
+
+    def outcomes(self) -> dict[str, int]:
+        return {}
+
+    def drain(self) -> None:
+        self.draining = True
+
+    async def wait_idle(self) -> None:
+        for job in self.jobs.values():
+            await job.done.wait()
+
+
+class FakeBackends:
+    """Engines in memory; an address with ``dead`` in it does not answer its probe."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, BackendInfo] = {}
+
+    def list(self, policy: str | None) -> BackendList:
+        return BackendList(items=[row for row in self.rows.values() if policy in (None, row.policy)])
+
+    async def add(self, request: AddBackend) -> BackendInfo:
+        await trio.lowlevel.checkpoint()
+        if "dead" in request.url:
+            raise BackendError("the probe failed") from ConnectionRefusedError("nobody there")
+        row = BackendInfo(
+            backend_id=f"b-{len(self.rows)}",
+            url=request.url,
+            kind=request.kind,
+            policy=request.policy,
+            state="up",
+            model="m",
+            max_context_tokens=1024,
+        )
+        self.rows[row.backend_id] = row
+        return row
+
+    async def drain(self, backend_id: str) -> BackendInfo:
+        await trio.lowlevel.checkpoint()
+        if backend_id not in self.rows:
+            raise NotFound("no such engine")
+        self.rows[backend_id] = msgspec.structs.replace(self.rows[backend_id], state="draining")
+        return self.rows[backend_id]
+
+    async def remove(self, backend_id: str) -> None:
+        await trio.lowlevel.checkpoint()
+        if self.rows.pop(backend_id, None) is None:
+            raise NotFound("no such engine")
+
+
+class World:
+    """An application over the fakes."""
+
+    def __init__(self, *, auth: Auth | None = None, body_bytes_max: int = 1 << 20) -> None:
+        self.clients: list[Client] = []
+        self.service = FakeService()
+        self.backends = FakeBackends()
+        self.missing: list[Condition] = []
+        self.sandboxes: list[SandboxRow] = []
+        self.app: App = create_app(
+            HttpDeps(
+                service=self.service,
+                backends=self.backends,
+                handlers=lambda: HandlerList(items=[HandlerInfo(name="fake", version="1", origin="tests")]),
+                sandboxes=lambda: SandboxList(items=self.sandboxes),
+                ready=lambda: Ready(ready=not self.missing, missing=self.missing),
+                status=self._status,
+                metrics=lambda: b"# HELP x y\nx 1\n",
+                auth=auth or book(),
+                body_bytes_max=body_bytes_max,
+            )
+        )
+
+    def _status(self) -> Status:
+        return Status(
+            version="0",
+            boot_id="boot",
+            pid=os.getpid(),
+            uptime_s=1.0,
+            draining=self.service.draining,
+            jobs=self.service.counts(),
+            outcomes={},
+            stages=self.service.stages(),
+            backends=[],
+            sandboxes=0,
+            loop_lag_s=LoopLagStatus(),
+        )
+
+    async def serve(self, nursery: trio.Nursery, bind: str = "127.0.0.1:0", **options: Any) -> HttpServer:
+        """Start the server in ``nursery``."""
+        self.server: HttpServer = await nursery.start(partial(run_http, self.app, bind=bind, **options))
+        return self.server
+
+    async def connect(self, token: str | None = ADMIN, *, receive_bytes: int | None = None) -> Client:
+        """A new connection to the server; ``receive_bytes`` makes its receive buffer small."""
+        address = self.server.address
+        if address.startswith("unix:"):
+            stream = await trio.open_unix_socket(address.removeprefix("unix:"))
+        else:
+            host, _, port = address.removeprefix("http://").rpartition(":")
+            sock = trio.socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+            if receive_bytes is not None:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+            await sock.connect((host, int(port)))
+            stream = trio.SocketStream(sock)
+        self.clients.append(Client(stream, token))
+        return self.clients[-1]
+
+    async def is_alive(self) -> None:
+        """Fails when the server does not answer a new client."""
+        client = await self.connect()
+        assert (await client.call("GET", "/healthz")).status == 200
+        await client.stream.aclose()
+
+    def close(self) -> None:
+        """Close what the test left open."""
+        for client in self.clients:
+            client.stream.socket.close()
+
+
+class Reply(NamedTuple):
+    """One answer."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return msgspec.json.decode(self.body)
+
+    @property
+    def code(self) -> str:
+        """The code of an error; fails when the body is not of the contract's shape."""
+        error = self.json["error"]
+        assert error.keys() >= {"code", "message", "retryable"}
+        return str(error["code"])
+
+
+class Client:
+    """One connection."""
+
+    def __init__(self, stream: trio.SocketStream, token: str | None) -> None:
+        self.stream = stream
+        self.token = token
+        self.h11 = h11.Connection(h11.CLIENT)
+
+    async def send(self, method: str, target: str, body: Any = None, headers: dict[str, str] | None = None) -> None:
+        """A request: bytes as they are, anything else as JSON."""
+        data = b"" if body is None else body if isinstance(body, bytes) else msgspec.json.encode(body)
+        lines = {"Host": "localhost"} | ({"Authorization": f"Bearer {self.token}"} if self.token else {})
+        if body is not None:
+            lines |= {"Content-Type": "application/json", "Content-Length": str(len(data))}
+        request = h11.Request(method=method, target=target, headers=list((lines | (headers or {})).items()))
+        parts = [
+            self.h11.send(request),
+            self.h11.send(h11.Data(data)) if data else b"",
+            self.h11.send(h11.EndOfMessage()),
+        ]
+        await self.stream.send_all(b"".join(part or b"" for part in parts))
+
+    async def reply(self) -> Reply:
+        """The next answer; the connection is ready for another request when both sides kept it."""
+        head: h11.Response | None = None
+        body = bytearray()
+        while True:
+            event = self.h11.next_event()
+            if event is h11.NEED_DATA:
+                self.h11.receive_data(await self.stream.receive_some(1 << 16))
+            elif isinstance(event, h11.Response):
+                head = event
+            elif isinstance(event, h11.Data):
+                body += event.data
+            elif isinstance(event, h11.EndOfMessage):
+                break
+            elif isinstance(event, h11.ConnectionClosed):
+                raise EOFError("the server closed the connection")
+        assert head is not None
+        if self.h11.our_state is h11.DONE and self.h11.their_state is h11.DONE:
+            self.h11.start_next_cycle()
+        return Reply(head.status_code, {k.decode(): v.decode() for k, v in head.headers}, bytes(body))
+
+    async def call(self, method: str, target: str, body: Any = None, headers: dict[str, str] | None = None) -> Reply:
+        """A request and its answer."""
+        with trio.fail_after(10):
+            await self.send(method, target, body, headers)
+            return await self.reply()
+
+    async def wait_closed(self) -> None:
+        """Until the server has closed the connection."""
+        with trio.fail_after(10):
+            try:
+                data = await self.stream.receive_some(1 << 16)
+                while data:
+                    data = await self.stream.receive_some(1 << 16)
+            except trio.BrokenResourceError:
+                return
+
+
+async def until(condition: Any, within_s: float = 5.0) -> None:
+    """Until something that real sockets do has happened."""
+    with trio.fail_after(within_s):
+        await trio.lowlevel.checkpoint()
+        while not condition():  # noqa: ASYNC110 - sockets tell nobody when the other side has seen something
+            await trio.sleep(0.002)
+
+
+def open_fds() -> int:
+    """How many file descriptors this process has."""
+    return len(list(Path("/proc/self/fd").iterdir()))
