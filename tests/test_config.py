@@ -254,3 +254,14 @@ def test_variables_say_the_same_as_flags(values: dict[str, dict[str, Any]]):
         for path, value in leaves.items()
     }
     assert load(None, {**HOME, **env}, {}).config == load(None, HOME, leaves).config
+
+
+def test_the_documentation_has_every_setting_as_it_is():
+    """Each setting stands in docs/configuration.md with its default and its meaning, and nothing else does."""
+    page = (Path(__file__).parent.parent / "docs" / "configuration.md").read_text()
+    listed = {line.split("`")[1]: line for line in page.splitlines() if line.startswith("| `")}
+    assert set(listed) == {setting.path for setting in describe()}
+    for setting in describe():
+        assert setting.description.replace("|", "\\|") in listed[setting.path]
+        if setting.default is not None:
+            assert f"`{msgspec.json.encode(setting.default).decode()}`" in listed[setting.path].replace(": ", ":")
