@@ -1,0 +1,159 @@
+"""The documents say what is: commands, settings, codes, names and examples in them exist and work."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prorld.cli.exits import Exit
+from prorld.cli.main import COMMANDS, build_parser
+from prorld.config import describe
+from prorld.domain.outcome import DEFAULT_VERDICTS, OutcomeKind, Verdict
+from prorld.testing.jobs import run_handler
+
+ROOT = Path(__file__).parents[2]
+PAGES = ["README.md", "ARCHITECTURE.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
+SOURCE = "\n".join(path.read_text() for path in sorted((ROOT / "prorld").rglob("*.py")))
+
+
+def text(page):
+    return (ROOT / page).read_text()
+
+
+def blocks(page, language):
+    """The fenced blocks of a language."""
+    return re.findall(rf"```{language}\n(.*?)```", text(page), re.DOTALL)
+
+
+def command_lines():
+    """Every ``prorld ...`` line in a shell block, without its comment."""
+    for page in PAGES:
+        for block in blocks(page, "sh"):
+            for line in block.splitlines():
+                if line.startswith("prorld "):
+                    yield pytest.param(line, id=f"{page}: {line[:40]}")
+
+
+def setting_rows():
+    """The table of settings as docs/configuration.md has to have it."""
+    rows = []
+    for item in describe():
+        default = item.default
+        shown = "unset" if default is None else str(default).lower() if isinstance(default, bool) else str(default)
+        rows.append(f"| `{item.path}` | {item.kind.replace('|', 'or')} | {shown} | {item.description} |")
+    return rows
+
+
+@pytest.mark.parametrize("line", [*command_lines()])
+def test_every_command_in_the_docs_can_be_typed(line):
+    """The parser takes it as it stands."""
+    words = shlex.split(line, comments=True)
+    assert build_parser().parse_args(words[1:]).command in COMMANDS
+
+
+def test_every_command_and_exit_code_is_documented():
+    """docs/cli.md names all of them."""
+    page = text("docs/cli.md")
+    assert [name for name in COMMANDS if f"| `prorld {name}`" not in page] == []
+    assert [code for code in Exit if f"\n| {int(code)} |" not in page] == []
+
+
+def test_every_setting_is_documented():
+    """docs/configuration.md has a row for each setting, with its type, default and meaning, and none besides."""
+    expected = setting_rows()
+    found = [
+        line
+        for line in text("docs/configuration.md").splitlines()
+        if line.startswith("| `") and "." in line.split("`")[1]
+    ]
+    top = [row for row in expected if "." not in row.split("`")[1]]
+    assert found == [row for row in expected if row not in top], "the rows should be:\n" + "\n".join(expected)
+
+
+def test_every_setting_that_is_named_anywhere_exists():
+    """A dotted name of a section in any page is a setting."""
+    settings = {item.path for item in describe()}
+    sections = {path.split(".")[0] for path in settings if "." in path}
+    for page in PAGES:
+        named = set(re.findall(r"`([a-z]+\.[a-z_0-9]+)`", text(page)))
+        wrong = {name for name in named if name.split(".")[0] in sections} - settings
+        assert wrong - {"log.py", "metrics.py"} == set(), page
+
+
+def test_every_code_in_the_docs_exists():
+    """docs/errors.md names no code that nothing raises."""
+    rows = re.findall(r"^\| [0-9, ]+ \| (.*?) \|", text("docs/errors.md"), re.MULTILINE)
+    codes = {code for row in rows for code in re.findall(r"`([a-z_]+)`", row)}
+    assert len(codes) > 15
+    assert sorted(code for code in codes if f'"{code}"' not in SOURCE) == []
+
+
+def test_the_table_of_verdicts_is_the_default():
+    """docs/errors.md and the domain agree."""
+    rows = dict(re.findall(r"^\| `([a-z_]+)` \| .*\| `([a-z]+)` \|$", text("docs/errors.md"), re.MULTILINE))
+    assert rows == {kind.value: DEFAULT_VERDICTS.get(kind, Verdict.DROP).value for kind in OutcomeKind}
+
+
+async def test_the_handler_of_the_docs_works():
+    """docs/handlers.md: the example runs through its three stages and grades right and wrong answers."""
+    scope: dict[str, Any] = {"__name__": "example"}
+    exec(compile(blocks("docs/handlers.md", "python")[0], "docs/handlers.md", "exec"), scope)
+    handler = scope["ReverseHandler"]()
+    handler.check()
+    for said, reward in (("olleh", 1.0), ("hello", 0.0)):
+        run = await run_handler(handler, {"word": "hello"}, turns=[said], sandbox=NoSandbox())
+        assert run.grade.reward == reward
+
+
+class NoSandbox:
+    """A sandbox that the example opens and does not use."""
+
+    sandbox_id = "s"
+    workdir = "/work"
+
+    async def bash(self, command, *, limit_s=30.0):
+        raise AssertionError
+
+    async def python(self, code, *, limit_s=30.0):
+        raise AssertionError
+
+    async def read_file(self, path, *, max_bytes=1 << 20):
+        raise AssertionError
+
+    async def write_file(self, path, data):
+        raise AssertionError
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_what_the_pages_import_exists(page):
+    """Every import in a Python block works, and the block is Python."""
+    for block in blocks(page, "python"):
+        lines = [ast.unparse(node) for node in ast.parse(block).body if isinstance(node, ast.Import | ast.ImportFrom)]
+        exec("\n".join(lines), {})
+
+
+def test_the_map_names_what_is_there():
+    """ARCHITECTURE.md: paths exist, names are in the files beside which they stand, every room is on the map."""
+    page = text("ARCHITECTURE.md")
+    paths = set(re.findall(r"`(prorld/[a-z_/]+(?:\.py)?)`", page))
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+    named = re.findall(
+        r"`([A-Za-z_.]+)`(?: \([a-z]+\))?(?: and `[a-z_]+` \([a-z]+\))? in `(prorld/[a-z_/]+\.py)`", page
+    )
+    assert len(named) >= 7
+    for name, path in named:
+        assert re.search(rf"(def|class) {name.split('.')[-1]}\b", text(path)), (name, path)
+    rooms = {path.name for path in (ROOT / "prorld").iterdir() if path.is_dir() and (path / "__init__.py").exists()}
+    assert rooms - {path.removeprefix("prorld/") for path in paths} == set()
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page):
+    """Relative links of every page point to a file."""
+    for target in re.findall(r"\]\((?!https?:)([^)#]+)", text(page)):
+        assert ((ROOT / page).parent / target).exists(), target
