@@ -1,0 +1,167 @@
+"""A live sandbox as its users see it: two sessions and the files, in whatever wall a runtime has put around them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+import trio
+
+from prorld.errors import SandboxError
+from prorld.sandbox.bash import BashDialect
+from prorld.sandbox.contract import CommandResult, SandboxInfo, SandboxSpec
+from prorld.sandbox.files import Files
+from prorld.sandbox.python_session import PythonDialect
+from prorld.sandbox.session import Session, keep_empty
+from prorld.sandbox.warden_client import Child, Warden
+
+__all__ = ["Box"]
+
+# Quiet tools, no pagers, no questions: nobody sits at this terminal.
+_ENVIRONMENT = {
+    "LANG": "C.UTF-8",
+    "TERM": "dumb",
+    "USER": "agent",
+    "PAGER": "cat",
+    "GIT_PAGER": "cat",
+    "MANPAGER": "cat",
+    "NO_COLOR": "1",
+    "PYTHONUNBUFFERED": "1",
+    "PIP_PROGRESS_BAR": "off",
+    "TQDM_DISABLE": "1",
+    "MPLBACKEND": "Agg",
+    "GIT_TERMINAL_PROMPT": "0",
+    "SSH_ASKPASS": "/bin/false",
+    "DEBIAN_FRONTEND": "noninteractive",
+}
+# A file transfer must get through while the sandbox's own processes have used up their number.
+_SPARE_PROCESSES = 16
+_PAGE_BYTES = 4096
+_TREE_MAX = 4096
+
+
+class Box:
+    """One sandbox. Its runtime calls ``hold``, ``furnish`` and ``end``; everybody else the methods of ``Sandbox``."""
+
+    def __init__(
+        self,
+        warden: Warden,
+        spec: SandboxSpec,
+        *,
+        sandbox_id: str,
+        job_id: str,
+        env: Mapping[str, str],
+        seccomp: bytes,
+    ) -> None:
+        self.spec = spec
+        self.sandbox_id = sandbox_id
+        self.job_id = job_id
+        self.workdir = spec.workdir
+        self._warden = warden
+        self._env = {**_ENVIRONMENT, **env}
+        self._seccomp = seccomp
+        self._limits = {
+            name: getattr(spec.limits, name) for name in ("memory_bytes", "processes", "open_files", "file_bytes")
+        }
+        self._made_at = trio.current_time()
+        self._state: Literal["starting", "up", "closing"] = "starting"
+        self._holder: Child | None = None
+        self._bash: Session | None = None
+        self._python: Session | None = None
+        self._files = Files(self._spawn_helper, spec.workdir)
+
+    def hold(self, holder: Child) -> None:
+        """Own the sandbox's outermost process from here on."""
+        self._holder = holder
+
+    async def furnish(self, holder: Child, nursery: trio.Nursery) -> None:
+        """Bring the shell up. ``nursery`` lasts as long as the sandbox; the interpreter comes when it is asked for."""
+        nursery.start_soon(keep_empty, holder.tty, name=f"tty of {self.sandbox_id}")
+        make = partial(
+            Session, self._spawn, nursery=nursery, output_bytes=self.spec.limits.output_bytes, workdir=self.workdir
+        )
+        self._bash = make(BashDialect(), name="bash")
+        self._python = make(PythonDialect(), name="python")
+        await self._bash.start()
+        self._state = "up"
+
+    async def end(self) -> None:
+        """End every process and wait until all are gone. The caller shields and bounds it."""
+        self._state = "closing"
+        for session in (self._bash, self._python):
+            if session is not None:
+                session.close()
+        if self._holder is not None:
+            await self._holder.end()
+
+    async def bash(self, command: str, *, limit_s: float = 30.0) -> CommandResult:
+        """Run a command in the persistent shell."""
+        return await self._session(self._bash).run(command, limit_s=limit_s)
+
+    async def python(self, code: str, *, limit_s: float = 30.0) -> CommandResult:
+        """Run a cell in the persistent interpreter."""
+        return await self._session(self._python).run(code, limit_s=limit_s)
+
+    async def read_file(self, path: str, *, max_bytes: int = 1 << 20) -> bytes:
+        """A file's content."""
+        return await self._files.read(path, max_bytes=max_bytes)
+
+    async def write_file(self, path: str, data: bytes) -> None:
+        """Write a file, making its directories."""
+        await self._files.write(path, data)
+
+    def info(self, runtime: str) -> SandboxInfo:
+        """Its row in a listing."""
+        return SandboxInfo(
+            sandbox_id=self.sandbox_id,
+            job_id=self.job_id,
+            runtime=runtime,
+            image=self.spec.image,
+            state=self._state,
+            age_s=trio.current_time() - self._made_at,
+            rss_bytes=self._rss_bytes(),
+        )
+
+    def _session(self, session: Session | None) -> Session:
+        self._check_up()
+        assert session is not None
+        return session
+
+    def _check_up(self) -> Child:
+        if self._state == "closing" or self._holder is None or not self._holder.running:
+            raise SandboxError(f"sandbox {self.sandbox_id} is gone")
+        return self._holder
+
+    async def _spawn(self, argv: Sequence[str]) -> Child:
+        return await self._enter(argv, self._env, self._limits)
+
+    async def _spawn_helper(self, argv: Sequence[str]) -> Child:
+        limits = {**self._limits, "processes": self._limits["processes"] + _SPARE_PROCESSES}
+        return await self._enter(argv, {"PATH": self._env["PATH"], "LANG": "C.UTF-8"}, limits)
+
+    async def _enter(self, argv: Sequence[str], env: Mapping[str, str], limits: Mapping[str, int]) -> Child:
+        holder = self._check_up()
+        child = await self._warden.spawn(argv, env=env, enter=holder, limits=limits, seccomp=self._seccomp)
+        try:
+            self._check_up()
+        except SandboxError:
+            child.close()
+            raise
+        return child
+
+    def _rss_bytes(self) -> int:
+        """A sample: the resident pages of its processes, those it shares counted for each."""
+        sessions = [session.pid for session in (self._bash, self._python) if session is not None]
+        roots = [self._holder.pid if self._holder is not None else None, *sessions]
+        pids = [pid for pid in roots if pid is not None]
+        pages = 0
+        for pid in pids:  # grows while it is walked
+            with suppress(OSError, ValueError, IndexError):
+                pages += int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+                pids += [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+            if len(pids) > _TREE_MAX:
+                break
+        return pages * _PAGE_BYTES

@@ -1,0 +1,156 @@
+"""A persistent interpreter, driven over the socket on descriptor 9. Runs alone inside a sandbox.
+
+A request is a length (4 bytes, big-endian) and a JSON object with ``nonce`` and ``code``. Standard output and standard
+error are the same socket, so whatever writes there, child processes and C code included, keeps its order with the marks
+around it: NUL nonce "<" NUL before, NUL nonce " " exit code " " directory NUL after.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import linecache
+import os
+import signal
+import socket
+import sys
+import traceback
+import types
+
+CONTROL = 9
+FRAME_BYTES_MAX = 1 << 21
+CELLS_KEPT = 256
+
+
+class Interrupts:
+    """Lets SIGINT reach a cell, and nothing but a cell."""
+
+    def __init__(self) -> None:
+        self.wanted = False
+
+    def __call__(self, number: int, frame: object) -> None:
+        if self.wanted:
+            self.wanted = False
+            raise KeyboardInterrupt
+
+
+class Plain:
+    """Runs cells in one namespace; the value of a last expression is shown."""
+
+    def __init__(self) -> None:
+        main = types.ModuleType("__main__")
+        main.__dict__["__builtins__"] = __builtins__
+        sys.modules["__main__"] = main
+        self.names = main.__dict__
+        self.cells: list[str] = []
+
+    def run(self, code: str) -> None:
+        name = "<cell {}>".format(len(self.cells) + 1)
+        self.cells.append(name)
+        linecache.cache[name] = (len(code), None, code.splitlines(True), name)
+        if len(self.cells) > CELLS_KEPT:
+            linecache.cache.pop(self.cells[-CELLS_KEPT - 1], None)
+        tree = ast.parse(code, name)
+        last = tree.body[-1] if tree.body else None
+        if isinstance(last, ast.Expr):
+            tree.body.pop()
+        exec(compile(tree, name, "exec"), self.names)
+        if isinstance(last, ast.Expr):
+            sys.displayhook(eval(compile(ast.Expression(last.value), name, "eval"), self.names))
+
+
+def run_cell(runner: Plain, interrupts: Interrupts, code: str) -> int:
+    """Run a cell and say how it ended, as a process would."""
+    try:
+        interrupts.wanted = True
+        runner.run(code)
+        interrupts.wanted = False
+        return 0
+    except SystemExit as exc:
+        interrupts.wanted = False
+        if exc.code is None or isinstance(exc.code, int):
+            return (exc.code or 0) & 255
+        print(exc.code, file=sys.stderr)
+        return 1
+    except BaseException as exc:
+        interrupts.wanted = False
+        show(exc)
+        return 130 if isinstance(exc, KeyboardInterrupt) else 1
+
+
+def show(exc: BaseException) -> None:
+    """The traceback, without the frames of this file."""
+    try:
+        trace = exc.__traceback__
+        while trace is not None and trace.tb_frame.f_code.co_filename == "<string>":
+            trace = trace.tb_next
+        traceback.print_exception(type(exc), exc, trace)
+    except BaseException:
+        print("{}: its traceback can't be shown".format(type(exc).__name__), file=sys.__stderr__)
+
+
+def receive(sock: socket.socket, count: int) -> bytes:
+    data = bytearray()
+    while len(data) < count:
+        piece = sock.recv(count - len(data))
+        if not piece:
+            os._exit(0)
+        data += piece
+    return bytes(data)
+
+
+def flush() -> None:
+    for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
+        try:
+            stream.flush()  # type: ignore[union-attr]  # whatever the cell has put there
+        except BaseException:
+            continue
+
+
+def directory() -> bytes:
+    try:
+        return os.fsencode(os.getcwd())
+    except OSError:
+        return b""
+
+
+def take_over() -> socket.socket:
+    """Move the socket to a descriptor that no child inherits, and make it standard output and error."""
+    sock = socket.socket(fileno=os.dup(CONTROL))
+    os.set_inheritable(sock.fileno(), False)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    os.dup2(CONTROL, 1)
+    os.dup2(CONTROL, 2)
+    os.close(CONTROL)
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        stream = open(number, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
+        setattr(sys, name, stream)
+        setattr(sys, "__{}__".format(name), stream)
+    return sock
+
+
+def main() -> None:
+    sock = take_over()
+    interrupts = Interrupts()
+    runner = Plain()
+    own = os.getpid()
+    sys.argv = [""]
+    while True:
+        signal.signal(signal.SIGINT, interrupts)
+        length = int.from_bytes(receive(sock, 4), "big")
+        if length > FRAME_BYTES_MAX:
+            os._exit(1)
+        request = json.loads(receive(sock, length).decode())
+        nonce = request["nonce"].encode()
+        sock.sendall(b"\0" + nonce + b"<\0")
+        code = run_cell(runner, interrupts, request["code"])
+        if os.getpid() != own:
+            flush()
+            os._exit(code)
+        flush()
+        sock.sendall(b"\0" + nonce + b" %d " % code + directory() + b"\0")
+
+
+main()

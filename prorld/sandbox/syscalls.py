@@ -1,0 +1,147 @@
+"""The system calls of the warden: namespaces, mounts, privileges, limits. Standard library only, for it alone."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import resource
+import signal
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+__all__ = ["LIMITS", "Libc", "be_the_first_to_go", "drop_to", "expose", "lower_limits", "restore_signals"]
+
+LIMITS = {
+    "processes": resource.RLIMIT_NPROC,
+    "open_files": resource.RLIMIT_NOFILE,
+    "file_bytes": resource.RLIMIT_FSIZE,
+    "memory_bytes": resource.RLIMIT_DATA,
+}
+
+_PR_SET_NO_NEW_PRIVS = 38
+_PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_SECCOMP = 22
+_PR_SET_DUMPABLE = 4
+_PR_CAPBSET_DROP = 24
+_SECCOMP_MODE_FILTER = 2
+_MS_BIND, _MS_REC, _MS_PRIVATE = 4096, 16384, 1 << 18
+_CLONE_NEWNS = 0x00020000
+_NAMESPACES = 0x10000000 | _CLONE_NEWNS | 0x20000000 | 0x08000000 | 0x04000000 | 0x40000000  # user mnt pid ipc uts net
+
+
+class Libc:
+    """The system calls that ``os`` does not have in every Python that prorld runs on."""
+
+    def __init__(self) -> None:
+        self._libc = ctypes.CDLL(None, use_errno=True)
+
+    def become_subreaper(self) -> None:
+        """Inherit the orphans of this process's descendants."""
+        self._prctl(_PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(1))
+
+    def stay_dumpable(self) -> None:
+        """Keep its own files in /proc its own: a change of user gives them to root, and ``oom_score_adj`` is one."""
+        self._prctl(_PR_SET_DUMPABLE, ctypes.c_ulong(1))
+
+    def join_namespaces(self, pidfd: int) -> None:
+        """Enter all namespaces of a process; its pid namespace is that of the children from here on."""
+        self._call(self._libc.setns, pidfd, _NAMESPACES)
+
+    def unshare_mounts(self) -> None:
+        """Go on with a private copy of the mounts."""
+        self._call(self._libc.unshare, _CLONE_NEWNS)
+        self.mount("none", "/", "none", _MS_REC | _MS_PRIVATE)
+
+    def bind(self, descriptor: int, target: str) -> None:
+        """Mount what an O_PATH descriptor stands for."""
+        self.mount(f"/proc/self/fd/{descriptor}", target, "none", _MS_BIND | _MS_REC)
+
+    def give_up_privileges(self, program: bytes) -> None:
+        """No capability, none to be gained by executing, and a seccomp filter, for this process and all it starts."""
+        with contextlib.suppress(OSError):  # the end of the list of capabilities shows as EINVAL
+            for capability in range(64):
+                self._prctl(_PR_CAPBSET_DROP, ctypes.c_ulong(capability))
+        self._prctl(_PR_SET_NO_NEW_PRIVS, ctypes.c_ulong(1))
+        if program:
+            code = ctypes.create_string_buffer(program, len(program))
+            header = struct.pack("@HxxxxxxP", len(program) // 8, ctypes.addressof(code))
+            self._prctl(_PR_SET_SECCOMP, ctypes.c_ulong(_SECCOMP_MODE_FILTER), ctypes.c_char_p(header))
+
+    def _prctl(self, option: int, *arguments: Any) -> None:
+        self._call(self._libc.prctl, option, *arguments, *[ctypes.c_ulong(0)] * (4 - len(arguments)))
+
+    def mount(self, source: str, target: str, kind: str, flags: int, options: str = "") -> None:
+        """Put a file system in place; the arguments are those of the system call."""
+        arguments = (source.encode(), os.fsencode(target), kind.encode(), ctypes.c_ulong(flags), options.encode())
+        self._call(self._libc.mount, *arguments)
+
+    @staticmethod
+    def _call(function: Callable[..., int], *arguments: Any) -> None:
+        if function(*arguments) != 0:
+            number = ctypes.get_errno()
+            raise OSError(number, f"{function.__name__}: {os.strerror(number)}")
+
+
+def be_the_first_to_go() -> None:
+    """When memory is short the kernel takes what runs in a sandbox before it takes a service."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
+
+
+def restore_signals() -> None:
+    """Undo what Python and the warden ignore: it would outlive ``exec``."""
+    for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGCHLD):
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+
+
+def lower_limits(limits: dict[str, int]) -> None:
+    """Set the limits of this process and its children for good; no core files.
+
+    Inside a user namespace the limit of processes counts that namespace alone.
+    """
+    for name, value in limits.items():
+        _, hard = resource.getrlimit(LIMITS[name])
+        lowered = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(LIMITS[name], (lowered, lowered))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def drop_to(uid: int, gid: int) -> None:
+    """Be another user from here on."""
+    os.setgroups([])
+    os.setresgid(gid, gid, gid)
+    os.setresuid(uid, uid, uid)
+
+
+def expose(libc: Libc, paths: list[str], uid: int, gid: int) -> None:
+    """Let the user ``uid`` reach ``paths`` although a directory above them is closed to it.
+
+    In a mount namespace of the warden's own, the first closed directory above a path is covered by an empty one that
+    holds nothing but that path. What else lies there stays out of reach. Does nothing for paths that can be reached.
+    """
+    named = {str(place) for path in paths for place in (Path(path), Path(path).resolve())}
+    closed = {path: above for path in sorted(named) if (above := _closed_above(path, uid, gid)) is not None}
+    if not closed:
+        return
+    libc.unshare_mounts()
+    held = {path: os.open(path, os.O_PATH | os.O_CLOEXEC) for path in closed}
+    for above in sorted(set(closed.values())):
+        libc.mount("none", above, "tmpfs", 0, "mode=0755,size=64k")
+    for path, descriptor in held.items():
+        Path(path).mkdir(mode=0o755, parents=True, exist_ok=True)
+        libc.bind(descriptor, path)
+        os.close(descriptor)
+
+
+def _closed_above(path: str, uid: int, gid: int) -> str | None:
+    """The highest directory above ``path`` that the user can't pass through."""
+    for above in reversed(Path(path).parents):
+        status = above.stat()
+        bits = 0o100 if status.st_uid == uid else 0o010 if status.st_gid == gid else 0o001
+        if not status.st_mode & bits:
+            return str(above)
+    return None
