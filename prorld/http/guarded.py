@@ -45,7 +45,7 @@ __all__ = ["Connection", "ConnectionCount", "ConnectionLimits", "server_config"]
 log: FilteringBoundLogger = structlog.get_logger("prorld.http")
 
 # The end of a request is a few changes of state; when it takes longer it is stuck.
-_REQUEST_END_S: Final = 5.0
+_REQUEST_END_S: Final = 2.0
 _REFUSAL_S: Final = 1.0
 _HEADER_BYTES_MAX: Final = 32 << 10
 
@@ -98,6 +98,7 @@ class Connection(TCPServer):
         self._limits = limits
         self._count = count
         self._lingering = False
+        self._life = trio.CancelScope()
 
     async def run(self) -> None:
         """Serve the connection. Nothing but a cancellation leaves this, and then the socket is closed."""
@@ -117,7 +118,7 @@ class Connection(TCPServer):
     async def _serve(self) -> None:
         client = parse_socket_addr(self._socket.family, self._socket.getpeername())
         server = parse_socket_addr(self._socket.family, self._socket.getsockname())
-        with trio.CancelScope() as life:
+        with self._life:
             async with TaskGroup() as group:
                 self._task_group = group
                 self._http = _PlainHttp(
@@ -133,8 +134,7 @@ class Connection(TCPServer):
                 )
                 await self.idle_task.restart(group, self._idle_timeout)
                 await self._read_data()
-                # The peer is gone: nobody waits for what its requests still do.
-                life.cancel()
+                self._drop()
 
     async def protocol_send(self, event: Event) -> None:
         """What the protocol wants done with the socket."""
@@ -152,7 +152,6 @@ class Connection(TCPServer):
         while data := await self._receive():
             if not self._lingering:
                 await self._http.handle(RawData(data))
-        await self._http.handle(Closed())
 
     async def _receive(self) -> bytes:
         try:
@@ -164,8 +163,7 @@ class Connection(TCPServer):
         async with self.send_lock:
             whole = await self._send_all(data)
         if not whole:
-            self._socket.close()
-            await self._http.handle(Closed())
+            self._drop()
 
     async def _send_all(self, data: bytes) -> bool:
         rest = memoryview(data)
@@ -182,28 +180,39 @@ class Connection(TCPServer):
         return True
 
     async def _end(self) -> None:
-        if self._http.peer_is_sending and not self._lingering:
-            # Closing with unread bytes makes the kernel reset the connection, and the peer would lose its answer.
-            self._lingering = True
-            try:
-                self._socket.shutdown(socket.SHUT_WR)
-            except OSError:
-                self._socket.close()
+        if self._lingering:
+            return
+        if not self._http.peer_is_sending:
+            self._drop()
+            return
+        # Closing with unread bytes makes the kernel reset the connection, and the peer would lose its answer.
+        self._lingering = True
+        try:
+            self._socket.shutdown(socket.SHUT_WR)
+        except OSError:
+            self._drop()
+        else:
             self._task_group.spawn(self._stop_lingering)
-        elif not self._lingering:
-            self._socket.close()
-        await self._http.handle(Closed())
+            await self._http.handle(Closed())
+
+    def _drop(self) -> None:
+        """The end of the connection and of everything that is done for it: there is nobody left to answer."""
+        if self._http.stream is not None:
+            self._http.stream.closed = True
+        self._socket.close()
+        self._life.cancel("the connection has ended")
 
     async def _stop_lingering(self) -> None:
         with trio.move_on_after(self._limits.linger_s):
             await self.context.terminated.wait()
-        self._socket.close()
+        self._drop()
 
     async def _idle_timeout(self) -> None:
         with trio.move_on_after(self._limits.keep_alive_s):
             await self.context.terminated.wait()
+        # A request may have begun in this very moment; its own end closes the connection then.
         if self._http.stream is None:
-            self._socket.close()
+            self._drop()
 
     async def _refuse(self) -> None:
         try:

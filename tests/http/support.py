@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -339,7 +339,11 @@ class World:
             sock = trio.socket.socket(socket.AF_INET, socket.SOCK_STREAM)
             if receive_bytes is not None:
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
-            await sock.connect((host, int(port)))
+            try:
+                await sock.connect((host, int(port)))
+            except OSError:
+                sock.close()
+                raise
             stream = trio.SocketStream(sock)
         self.clients.append(Client(stream, token))
         return self.clients[-1]
@@ -380,6 +384,7 @@ class Client:
 
     def __init__(self, stream: trio.SocketStream, token: str | None) -> None:
         self.stream = stream
+        self.receive: Callable[[int], Awaitable[bytes]] = stream.receive_some
         self.token = token
         self.h11 = h11.Connection(h11.CLIENT)
 
@@ -404,15 +409,16 @@ class Client:
         while True:
             event = self.h11.next_event()
             if event is h11.NEED_DATA:
-                self.h11.receive_data(await self.stream.receive_some(1 << 16))
+                data = await self.receive(1 << 16)
+                if not data:
+                    raise EOFError("the server closed the connection")
+                self.h11.receive_data(data)
             elif isinstance(event, h11.Response):
                 head = event
             elif isinstance(event, h11.Data):
                 body += event.data
             elif isinstance(event, h11.EndOfMessage):
                 break
-            elif isinstance(event, h11.ConnectionClosed):
-                raise EOFError("the server closed the connection")
         assert head is not None
         if self.h11.our_state is h11.DONE and self.h11.their_state is h11.DONE:
             self.h11.start_next_cycle()
@@ -427,10 +433,10 @@ class Client:
     async def wait_closed(self) -> None:
         """Until the server has closed the connection."""
         with trio.fail_after(10):
+            await trio.lowlevel.checkpoint()
             try:
-                data = await self.stream.receive_some(1 << 16)
-                while data:
-                    data = await self.stream.receive_some(1 << 16)
+                while await self.stream.receive_some(1 << 16):
+                    pass
             except trio.BrokenResourceError:
                 return
 

@@ -80,16 +80,24 @@ async def test_a_stalled_reader_is_dropped(nursery, world):
 
 @pytest.mark.slow
 async def test_a_slow_reader_gets_everything(nursery, world):
-    """The bound on sending is per progress: who reads slowly, but reads, gets the whole answer."""
-    server = await world.serve(nursery, limits=ConnectionLimits(send_stall_s=0.3))
-    client = await stalled(world)
-    size = 0
-    with trio.move_on_after(1.0):
-        while True:
-            size += len(await client.stream.receive_some(1 << 16))
-            await trio.sleep(0.01)
-    assert size > 100_000
-    assert server.count.live == 1
+    """The bound on sending is per progress: who takes longer, but goes on reading, gets the whole answer."""
+    await world.serve(nursery, limits=ConnectionLimits(send_stall_s=0.1))
+    world.service.tokens = 300_000
+    client = await world.connect()
+    await client.call("POST", "/v1/jobs", {"job_id": "big", "instance": {}})
+    world.service.find("big", None).finish()
+    began = trio.current_time()
+    await client.send("GET", "/v1/jobs/big/trajectory")
+    receive = client.receive
+
+    async def slowly(most: int) -> bytes:
+        await trio.sleep(0.01)
+        return await receive(most)
+
+    client.receive = slowly
+    reply = await client.reply()
+    assert reply.json["branches"][0]["token_ids"][-1] == 299_999
+    assert trio.current_time() - began > 0.3
 
 
 async def test_a_connection_is_usable_after_an_early_refusal(nursery, world):
@@ -184,6 +192,18 @@ async def test_pipelined_requests_are_answered_in_order(nursery, world):
         while seen.count(b"HTTP/1.1 ") < 3:
             seen += await client.stream.receive_some(4096)
     assert [part[:3] for part in seen.split(b"HTTP/1.1 ")[1:]] == [b"200", b"404", b"200"]
+
+
+async def test_a_client_that_leaves_with_requests_in_the_queue_is_forgotten(nursery, world):
+    """A connection that waits with its next request for the end of the first ends with its client, and at once."""
+    server = await world.serve(nursery)
+    await (await world.connect()).call("POST", "/v1/jobs", {"job_id": "a", "instance": {}})
+    client = await world.connect()
+    wait = f"GET /v1/jobs/a?wait_s=0.05 HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {client.token}\r\n\r\n"
+    await client.stream.send_all((wait + wait).encode())
+    await until(lambda: world.service.waiting == 1)
+    await client.stream.aclose()
+    await until(lambda: server.count.live == 1, within_s=1)
 
 
 def hostile(seed: int) -> bytes:
