@@ -79,6 +79,8 @@ def load_demo(args: argparse.Namespace) -> Loaded:
         "server.port": 0,
         "state.dir": args.state_dir or str(state_dir() / "demo"),
         "backends": args.backend,
+        # By name, so that a missing engine ends the demo with words instead of a wait.
+        "engine.enabled": args.backend is None,
         # For a person at Ctrl-C.
         "timeouts.drain_s": 5.0,
     }

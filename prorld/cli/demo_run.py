@@ -19,6 +19,7 @@ from prorld.cli.records import one_line, worked_s
 from prorld.client import Client, ClientError
 from prorld.domain.job import AgentLimits, JobState, Sampling
 from prorld.domain.outcome import OutcomeKind
+from prorld.errors import ProrldError
 from prorld.wire.jobs import JobEvent, JobRecord, SubmitJob
 from prorld.wire.trajectory import Trajectory
 
@@ -32,9 +33,16 @@ INFRASTRUCTURE = frozenset({
 
 # Documents of former demos that stay in the directory.
 KEPT_MAX = 200
+READY_S = 120.0
 _POLL_S = 0.5
 _HEADERS = ("JOB", "HANDLER", "TURNS", "PROMPT", "SAMPLED", "OBSERVED", "TOOLS", "OUTCOME", "VERDICT", "REWARD", "TIME")
 _RIGHT = frozenset({"TURNS", "PROMPT", "SAMPLED", "OBSERVED", "TOOLS", "REWARD", "TIME"})
+
+
+class NotReadyError(ProrldError):
+    """The demo's daemon can't do its work."""
+
+    code = "not_ready"
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,6 +65,7 @@ def drive(address: str, state_dir: Path, n: int, within_s: float) -> Report:
     """Submit, watch to the end, fetch and keep the trajectories. Blocking: runs in a thread beside the daemon."""
     started = time.monotonic()
     with Client(address, state_dir=state_dir) as client:
+        until_ready(client, min(within_s, READY_S))
         names = {item.name for item in client.handlers().items if item.error is None}
         jobs = plan(n, names, f"demo-{time.strftime('%m%d-%H%M%S')}")
         for job in jobs:
@@ -68,6 +77,16 @@ def drive(address: str, state_dir: Path, n: int, within_s: float) -> Report:
         rows = [_keep(client, record, directory) for record in records]
     _forget_old(directory)
     return Report(rows=rows, wall_s=time.monotonic() - started, good=is_good(records))
+
+
+def until_ready(client: Client, within_s: float) -> None:
+    """Wait for the engine to load; what does not pass by itself, and what takes too long, is told with its cure."""
+    until = time.monotonic() + within_s
+    while not (ready := client.ready()).ready:
+        missing = [item for item in ready.missing if item.code != "no_backend" or time.monotonic() > until]
+        if missing:
+            raise NotReadyError("; ".join(f"{item.message}: {item.cure}" for item in missing))
+        time.sleep(_POLL_S)  # noqa: TID251 - there is no event loop on this side
 
 
 def is_good(records: Sequence[JobRecord]) -> bool:
