@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import prorld
 from prorld.client.find import state_dir as clients_state_dir
 from prorld.config import Config, Loaded, describe, find_state_dir, load, rows
 from prorld.domain.outcome import DEFAULT_VERDICTS, OutcomeKind, Verdict
@@ -265,3 +267,11 @@ def test_the_documentation_has_every_setting_as_it_is():
         assert setting.description.replace("|", "\\|") in listed[setting.path]
         if setting.default is not None:
             assert f"`{msgspec.json.encode(setting.default).decode()}`" in listed[setting.path].replace(": ", ":")
+
+
+def test_every_setting_is_read():
+    """A setting that no room reads would be a promise that nobody keeps."""
+    package = Path(prorld.__file__).parent
+    text = "".join(path.read_text() for path in package.rglob("*.py") if path.parent.name != "config")
+    leaves = {setting.path.rsplit(".", 1)[-1] for setting in describe() if not setting.path.startswith("verdicts.")}
+    assert [leaf for leaf in sorted(leaves) if not re.search(rf"\.{leaf}\b", text)] == []

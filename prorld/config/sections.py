@@ -64,7 +64,6 @@ class Server(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ] = False
     body_bytes_max: Annotated[Bytes, Meta(description="Largest request body; more is answered 413.")] = 64 << 20
     connections_max: Annotated[Count, Meta(description="Open connections; further ones wait in the backlog.")] = 8192
-    wait_s_max: Annotated[Seconds, Meta(description="Longest a long poll is held open.")] = 60.0
     send_stall_s: Annotated[Seconds, Meta(description="A peer that reads nothing for so long is cut off.")] = 30.0
     keep_alive_s: Annotated[Seconds, Meta(description="An idle connection is closed after this.")] = 75.0
 
@@ -108,14 +107,6 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     drain_s: Annotated[
         Seconds, Meta(description="For running jobs to end after the first signal; then they are cancelled.")
     ] = 30.0
-    cleanup_s: Annotated[
-        Seconds, Meta(description="For one piece of clean-up; what is left then is killed and logged.")
-    ] = 10.0
-    engine_connect_s: Annotated[Seconds, Meta(description="To connect to an engine.")] = 10.0
-    engine_probe_s: Annotated[Seconds, Meta(description="For an engine to answer a probe or a health check.")] = 10.0
-    engine_call_s: Annotated[
-        Seconds, Meta(description="For one generation; a longer one is a strike against the engine.")
-    ] = 1800.0
 
 
 class Sandbox(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -160,11 +151,9 @@ class BackendEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 class PolicyEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A named model."""
 
-    model: Annotated[str | None, Meta(description="Name of the model; unset: what its engines serve.")] = None
     tokenizer: Annotated[
         str | None, Meta(description="Directory or file of its tokenizer; unset: asked of the engine.")
     ] = None
-    renderer: Annotated[str | None, Meta(description="Renderer by name; unset: found from the chat template.")] = None
     chat_template_kwargs: Annotated[dict[str, Any], Meta(description="Variables for its chat template.")] = {}
 
 
@@ -219,9 +208,8 @@ class Log(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class Metrics(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is counted for Prometheus."""
+    """What is measured for Prometheus."""
 
-    enabled: Annotated[bool, Meta(description="Answer GET /metrics.")] = True
     loop_lag_interval_s: Annotated[
         Seconds, Meta(description="How often the lateness of the event loop is measured.")
     ] = 0.25
