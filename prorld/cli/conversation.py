@@ -45,7 +45,8 @@ class View:
 def trajectory_lines(doc: Trajectory, view: View) -> Iterator[str]:
     """The whole document: summary, then every branch."""
     yield from summary_lines(doc.job, view)
-    yield f"tokenizer  {clean(doc.tokenizer)}"
+    if doc.tokenizer:
+        yield f"tokenizer  {clean(doc.tokenizer)}"
     if doc.tools:
         yield f"tools      {', '.join(clean(tool.name) for tool in doc.tools)}"
     for branch in doc.branches:

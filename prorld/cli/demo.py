@@ -67,7 +67,10 @@ def run(args: argparse.Namespace) -> int:
         from prorld.cli.demo_run import report_lines
 
         say(*report_lines(report, View(style_for(sys.stdout), min(width(), 100), lines_per_message=8)))
-    return Exit.OK if report.good else Exit.FAILED
+    if not report.good:
+        note(f"this demo did not end well; see {log} and `prorld doctor`")
+        return Exit.FAILED
+    return Exit.OK
 
 
 def load_demo(args: argparse.Namespace) -> Loaded:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import uuid
+import secrets
 from typing import TYPE_CHECKING, Any
 
 from prorld.cli.common import add_client_options, add_json_option, client_of, epilog, positive, read_text
@@ -112,7 +112,7 @@ def samples(job: SubmitJob, n: int) -> list[SubmitJob]:
         return [job]
     from msgspec.structs import replace
 
-    group = job.group_id or f"group-{uuid.uuid4().hex[:12]}"
+    group = job.group_id or f"group-{secrets.token_hex(6)}"
     return [
         replace(job, group_id=group, sample_index=i, job_id=None if job.job_id is None else f"{job.job_id}.{i}")
         for i in range(n)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
+import secrets
 import time
-import uuid
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Self, TypeVar
@@ -25,6 +25,8 @@ T = TypeVar("T")
 REQUEST_S = 60.0
 # The longest that one long-poll asks for; a longer wait is several of them.
 LONG_POLL_S = 30.0
+# Short enough to be read, long enough never to meet another one.
+_ID_BYTES = 10
 _BACKOFF_S = (0.1, 0.3, 1.0, 2.0)
 
 
@@ -69,7 +71,7 @@ class Client:
     def submit(self, job: SubmitJob) -> JobRecord:
         """Hand in a job. Without an id it gets one here, so that a repeat after a lost reply is the same job."""
         if job.job_id is None:
-            job = msgspec.structs.replace(job, job_id=f"job-{uuid.uuid4().hex}")
+            job = msgspec.structs.replace(job, job_id=f"job-{secrets.token_hex(_ID_BYTES)}")
         return self._call("POST", "/v1/jobs", JobRecord, body=job)
 
     def get(self, job_id: str) -> JobRecord:
