@@ -8,6 +8,7 @@ import trio
 from prorld.domain.job import STATE_OF_STAGE, Attempt, JobSpec, JobState, Timing, TokenCounts, advance
 from prorld.domain.outcome import Outcome, Stage, StopReason, Verdict
 from prorld.handlers.base import AgentHandler, Grade
+from prorld.inference.contract import Turn
 from prorld.inference.session import ModelSession
 from prorld.rollout.clock import Clock
 from prorld.rollout.events import EventLog
@@ -98,6 +99,11 @@ class JobEntry:
         self.stage = stage
         self.waiting_for = None
         self.events.emit("job.stage", self.clock.wall(), stage=stage, what="entered")
+
+    def spoke(self, turn: int, said: Turn) -> None:
+        """The policy took a turn."""
+        calls = [call.name for call in said.tool_calls]
+        self.events.emit("job.turn", self.clock.wall(), turn=turn, sampled=said.sampled, tool_calls=calls)
 
     def leaves(self, stage: Stage) -> None:
         """Out of the stage, in whatever way."""

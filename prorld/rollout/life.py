@@ -33,7 +33,9 @@ from prorld.domain.outcome import (
 )
 from prorld.errors import GraderError, HandlerError, RolloutError
 from prorld.handlers.base import Grade, RunResult
+from prorld.inference.contract import Turn
 from prorld.inference.session import ModelSession
+from prorld.metrics import Metrics
 from prorld.rollout.clock import Clock
 from prorld.rollout.context import AttemptContext
 from prorld.rollout.entry import JobEntry
@@ -54,7 +56,9 @@ RETRY_PAUSE_MAX_S = 8.0
 class ModelSource(Protocol):
     """Where a job gets its policy from."""
 
-    def open(self, spec: JobSpec, attempt: int) -> AbstractAsyncContextManager[ModelSession]:
+    def open(
+        self, spec: JobSpec, attempt: int, on_turn: Callable[[int, Turn], None]
+    ) -> AbstractAsyncContextManager[ModelSession]:
         """Lease an engine for as long as the block lasts and talk to it. Waits for one where there is none."""
         ...
 
@@ -69,6 +73,7 @@ class World:
     clock: Clock
     boot_id: str
     verdicts: Mapping[OutcomeKind, Verdict]
+    metrics: Metrics
 
 
 async def live(entry: JobEntry, world: World, tell: Callable[[JobEntry], None]) -> None:
@@ -98,6 +103,7 @@ async def _attempts(entry: JobEntry, world: World) -> Outcome:
         if not should_retry(outcome, n, entry.spec.max_attempts):
             return outcome
         entry.attempt_ends(outcome)
+        world.metrics.job_retried(outcome.kind.value)
         log.info("attempt.failed", attempt=n, outcome=outcome.kind.value, code=outcome.code, message=outcome.message)
         await trio.sleep(min(RETRY_PAUSE_MAX_S, RETRY_PAUSE_S * 2 ** (n - 1)))
         n += 1
@@ -133,7 +139,7 @@ async def _stages(entry: JobEntry, world: World, job: AttemptContext, budget: To
         await handler.init(job)
 
     async def run() -> RunResult:
-        async with world.models.open(entry.spec, job.attempt) as session:
+        async with world.models.open(entry.spec, job.attempt, entry.spoke) as session:
             with job.lend_model(session):
                 return await handler.run(job)
 
@@ -180,7 +186,7 @@ async def _stage(
             raise wrong(f"{stage} returned {type(result).__name__}, not {returns.__name__}", code="wrong_result")
         return result
 
-    return await run_stage(world.gates, entry, stage, budget, guarded)
+    return await run_stage(world.gates, world.metrics, entry, stage, budget, guarded)
 
 
 def _interrupted(entry: JobEntry) -> Outcome:

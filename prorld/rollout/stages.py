@@ -15,6 +15,7 @@ import trio
 from prorld.domain.job import StageTimeouts
 from prorld.domain.outcome import STAGES, Outcome, Stage, timed_out
 from prorld.kit.gate import Gate
+from prorld.metrics import Metrics
 from prorld.rollout.entry import JobEntry
 from prorld.wire.ops import Stages, StagesPatch, StageStatus
 
@@ -100,6 +101,7 @@ class StageClock:
 
 async def run_stage(
     gates: Gates,
+    metrics: Metrics,
     entry: JobEntry,
     stage: Stage,
     budget: TotalBudget,
@@ -131,6 +133,7 @@ async def run_stage(
             budget.spend(spent)
             entry.timing.ran(stage, spent)
             entry.timing.paused_s += clock.paused_s
+            metrics.stage_passed(stage, waited_s=began - asked, ran_s=spent)
             entry.leaves(stage)
         if not results:
             raise StageTimedOut(timed_out(stage, seconds, total=is_total))

@@ -19,7 +19,7 @@ import trio
 
 from prorld.domain.job import JobSpec, JobState
 from prorld.domain.outcome import OutcomeKind
-from prorld.errors import Conflict, Forgotten, Impossible, NotFound, Overloaded
+from prorld.errors import Conflict, Forgotten, Impossible, NotFound, Overloaded, RequestError
 from prorld.handlers.registry import Registry, accept
 from prorld.kit.cleanup import shielded
 from prorld.kit.mailbox import Mailbox, Reply
@@ -98,6 +98,7 @@ class Supervisor:
                     try:
                         message.reply.answer(self._accept(message, nursery))
                     except Exception as exc:  # noqa: BLE001  (every error belongs to the asker; the actor goes on)
+                        self._world.metrics.job_refused(exc.stable_code if isinstance(exc, RequestError) else "internal")
                         message.reply.fail(exc)
 
     # --- admission --------------------------------------------------------------------------------------------------
@@ -106,7 +107,11 @@ class Supervisor:
         """Accept a job. ``digest`` stands for the body as the client sent it; same id and same digest is the same job."""
         body = msgspec.json.encode(request, order="deterministic")
         words = digest or hashlib.sha256(body).hexdigest()
-        accepted = await self._mailbox.ask(lambda reply: Submit(request, tenant, words, len(body), reply))
+
+        def message(reply: Reply[Accepted]) -> Submit:
+            return Submit(request, tenant, words, len(body), reply)
+
+        accepted = await self._mailbox.ask(message)
         return accepted.record, accepted.is_new
 
     def _accept(self, message: Submit, nursery: trio.Nursery) -> Accepted:
@@ -126,6 +131,7 @@ class Supervisor:
         self._tenants_of.setdefault(entry.spec.job_id, []).append(tenant)
         self._idle = trio.Event() if self._idle.is_set() else self._idle
         nursery.start_soon(live, entry, self._world, self._tell, name=f"job {entry.spec.job_id}")
+        self._world.metrics.job_accepted(entry.spec.handler)
         log.info("job.queued", job_id=entry.spec.job_id, handler=entry.spec.handler, tenant=tenant)
         return Accepted(entry.record(), is_new=True)
 
@@ -162,8 +168,10 @@ class Supervisor:
         for lost in self._ended.put(key, entry, kept_bytes(entry)):
             self._forget_tenant(lost)
         record = entry.record()
-        if record.outcome is not None:
-            self._outcomes[record.outcome.kind.value] += 1
+        if record.outcome is not None and record.verdict is not None:
+            kind = record.outcome.kind.value
+            self._outcomes[kind] += 1
+            self._world.metrics.job_ended(record.handler, outcome=kind, verdict=record.verdict.value)
         if not self._live:
             self._idle.set()
         log.info("job.done", **_canonical(record))

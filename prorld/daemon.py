@@ -1,0 +1,314 @@
+"""The composition root: builds the parts in order, holds the nurseries they live in, and takes them down in reverse.
+
+Three nurseries, one inside the other, so that whatever is needed to clean up outlives what has to be cleaned up:
+``core`` (warden, engines, pool) > ``jobs`` (supervisor) > ``front`` (HTTP). The first signal drains, the second kills.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import gc
+import os
+import secrets
+import signal
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from pwd import getpwnam, getpwuid
+
+import structlog
+import trio
+from structlog.typing import FilteringBoundLogger
+
+from prorld import __version__
+from prorld.config import Config, Loaded
+from prorld.daemon_views import Views
+from prorld.errors import ConfigError, ProrldError, chain
+from prorld.handlers.registry import Registry, discover
+from prorld.http.app import create_app
+from prorld.http.auth import NoAuth, load_token_book
+from prorld.http.deps import HttpDeps
+from prorld.http.guarded import ConnectionLimits
+from prorld.http.serve import HttpServer, run_http
+from prorld.inference.embedded import EmbeddedEngine, run_embedded_engine
+from prorld.inference.llamacpp import LlamaCppBackend
+from prorld.inference.models import PooledModels
+from prorld.inference.policies import Policies, PolicySource
+from prorld.inference.pool import BackendFactory, BackendPool
+from prorld.inference.vllm import VllmBackend
+from prorld.kit import loop_lag
+from prorld.kit.lanes import Lane
+from prorld.metrics import Metrics
+from prorld.ops.state_dir import announced, held
+from prorld.rollout.clock import SystemClock
+from prorld.rollout.life import World
+from prorld.rollout.stages import Gates
+from prorld.rollout.supervisor import Supervisor, SupervisorLimits
+from prorld.sandbox.bubblewrap import BubblewrapRuntime, check_bubblewrap
+from prorld.sandbox.warden_client import Warden, run_warden
+from prorld.wire.ops import AddBackend, Endpoint
+
+__all__ = ["serve"]
+
+log: FilteringBoundLogger = structlog.get_logger("prorld.daemon")
+
+DEFAULT_POLICY = "default"
+# Tokenizing long texts and loading tokenizers. Each job waits for its own text only, so a few threads do.
+TOKENIZER_THREADS = 2
+# A model in a child process may crash; one that keeps crashing is not made well by another start.
+ENGINE_STARTS_MAX = 5
+REJOIN_MIN_S = 1.0
+REJOIN_MAX_S = 30.0
+
+
+async def serve(loaded: Loaded, *, task_status: trio.TaskStatus[Endpoint] = trio.TASK_STATUS_IGNORED) -> None:
+    """Run the daemon until a signal, or until cancelled. Hands out where it listens once it does."""
+    faulthandler.enable()
+    boot_id = secrets.token_hex(4)
+    with held(loaded.state_dir):
+        async with trio.open_nursery() as nursery:
+            # Shielded, so that an end from outside reaches the jobs first and what they clean up with last.
+            core_scope = trio.CancelScope(shield=True)
+            core = await nursery.start(_hold, core_scope, name="core")
+            try:
+                await _serve(loaded, boot_id, core, task_status)
+            finally:
+                core_scope.cancel("the daemon ends")
+    log.info("daemon.ended", boot_id=boot_id)
+
+
+async def _hold(
+    scope: trio.CancelScope, *, task_status: trio.TaskStatus[trio.Nursery] = trio.TASK_STATUS_IGNORED
+) -> None:
+    """A nursery that outlives whoever uses it, until its scope is cancelled."""
+    with scope:
+        async with trio.open_nursery() as nursery:
+            task_status.started(nursery)
+            await trio.sleep_forever()
+
+
+async def _serve(
+    loaded: Loaded, boot_id: str, core: trio.Nursery, task_status: trio.TaskStatus[Endpoint]
+) -> None:
+    config = loaded.config
+    auth = NoAuth() if config.server.no_auth else load_token_book(loaded.state_dir)
+    registry = _handlers(config)
+    metrics, lag, clock = Metrics(), loop_lag.LoopLag(), SystemClock()
+    core.start_soon(loop_lag.run, config.metrics.loop_lag_interval_s, _both(lag, metrics), name="loop lag")
+    lane = Lane("tokenizers", TOKENIZER_THREADS)
+    policies = Policies(_policy_sources(config), lane)
+    with trio.fail_after(config.timeouts.boot_s):
+        pool = BackendPool(_factories())
+        await core.start(pool.run, name="pool")
+        warden = await core.start(partial(run_warden, user=_sandbox_user(config)), name="warden")
+        no_sandbox = await check_bubblewrap()
+    runtime = _runtime(loaded, warden, boot_id)
+    world = World(
+        gates=Gates(init=config.stages.init, run=config.stages.run, eval=config.stages.eval),
+        runtime=runtime,
+        models=PooledModels(pool, policies, lane),
+        clock=clock,
+        boot_id=boot_id,
+        verdicts=config.verdicts.table(),
+        metrics=metrics,
+    )
+    supervisor = Supervisor(world, registry, policies=policies.names(), limits=_limits(config))
+    views = Views(
+        boot_id=boot_id, supervisor=supervisor, pool=pool, registry=registry, runtime=runtime,
+        policies=policies, metrics=metrics, lag=lag, no_sandbox=no_sandbox,
+    )  # fmt: skip
+    deps = HttpDeps(
+        service=supervisor, backends=pool, handlers=views.handlers, sandboxes=views.sandboxes, ready=views.ready,
+        status=views.status, metrics=views.metrics_page, auth=auth, body_bytes_max=config.server.body_bytes_max,
+    )  # fmt: skip
+    async with registry.open_all(), trio.open_nursery() as jobs:
+        await jobs.start(supervisor.run, name="supervisor")
+        _start_engines(config, core, pool, policies)
+        async with trio.open_nursery() as front:
+            server: HttpServer = await front.start(
+                partial(run_http, create_app(deps), bind=_bind(config), limits=_connections(config)), name="http"
+            )
+            endpoint = Endpoint(
+                address=server.address, boot_id=boot_id, pid=os.getpid(), version=__version__, started_at=clock.wall()
+            )
+            with announced(loaded.state_dir, endpoint):
+                _tune_gc(config)
+                log.info("daemon.started", address=server.address, boot_id=boot_id, state_dir=str(loaded.state_dir))
+                task_status.started(endpoint)
+                await _until_told(supervisor, config.timeouts.drain_s)
+            server.close()
+        jobs.cancel_scope.cancel("the daemon is shutting down")
+
+
+async def _until_told(supervisor: Supervisor, drain_s: float) -> None:
+    """Wait for a signal; then drain until the jobs have ended, the time is up, or a second signal comes."""
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        number = await anext(signals)
+        supervisor.drain()
+        log.info("daemon.draining", signal=signal.Signals(number).name, drain_s=drain_s)
+        with trio.move_on_after(drain_s):
+            async with trio.open_nursery() as nursery:
+
+                async def second() -> None:
+                    await anext(signals)
+                    log.warning("daemon.killed", reason="a second signal")
+                    nursery.cancel_scope.cancel("a second signal")
+
+                nursery.start_soon(second, name="second signal")
+                await supervisor.wait_idle()
+                nursery.cancel_scope.cancel("every job has ended")
+
+
+# --- engines ------------------------------------------------------------------------------------------------------------
+
+
+def _start_engines(config: Config, core: trio.Nursery, pool: BackendPool, policies: Policies) -> None:
+    for entry in config.backends:
+        request = AddBackend(
+            url=entry.url, kind=entry.kind, policy=entry.policy, model=entry.model,
+            max_inflight=entry.max_inflight, weight=entry.weight,
+        )  # fmt: skip
+        core.start_soon(_join, pool, request, name=f"join {entry.url}")
+    if config.embedded_engine:
+        core.start_soon(_embedded, config, pool, policies, name="embedded engine")
+
+
+async def _join(pool: BackendPool, request: AddBackend) -> None:
+    """Take a configured engine in as soon as it answers; it may well start later than the daemon."""
+    pause = REJOIN_MIN_S
+    while True:
+        try:
+            await pool.add(request)
+        except ProrldError as exc:
+            log.warning("backend.absent", url=request.url, policy=request.policy, reason=chain(exc), again_in_s=pause)
+        else:
+            return
+        await trio.sleep(pause)
+        pause = min(REJOIN_MAX_S, 2 * pause)
+
+
+async def _embedded(config: Config, pool: BackendPool, policies: Policies) -> None:
+    """Keep the embedded engine running and in the pool, so many times."""
+    for start in range(1, ENGINE_STARTS_MAX + 1):
+        try:
+            await _embedded_once(config, pool, policies)
+        except* ConfigError as group:
+            if config.engine.enabled:
+                raise
+            # Nobody asked for it by name: readiness says that there is no engine, and how to get one.
+            start = ENGINE_STARTS_MAX
+            log.warning("engine.absent", reason=chain(group.exceptions[0]))
+        except* ProrldError as group:
+            log.error("engine.died", start=start, starts_max=ENGINE_STARTS_MAX, reason=chain(group.exceptions[0]))
+        if start == ENGINE_STARTS_MAX:
+            break
+        await trio.sleep(REJOIN_MIN_S)
+
+
+async def _embedded_once(config: Config, pool: BackendPool, policies: Policies) -> None:
+    run = partial(
+        run_embedded_engine,
+        slots=config.engine.slots,
+        context_per_slot=config.engine.context_tokens,
+        threads=config.engine.threads or None,
+    )
+    async with trio.open_nursery() as nursery:
+        engine: EmbeddedEngine = await nursery.start(run, name="embedded engine process")
+        policies.set_tokenizer(DEFAULT_POLICY, engine.model_path)
+        request = AddBackend(url=engine.url, kind="llamacpp", policy=DEFAULT_POLICY, max_inflight=engine.slots)
+        info = await pool.add(request)
+        try:
+            await trio.sleep_forever()
+        finally:
+            # Does not wait: an engine that is gone must not be offered for one tick longer.
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + REJOIN_MIN_S):
+                await pool.remove(info.backend_id)
+
+
+def _factories() -> Mapping[str, BackendFactory]:
+    """The engines there are clients for."""
+    return {
+        "vllm": lambda request: VllmBackend(request.url, model=request.model),
+        "llamacpp": lambda request: LlamaCppBackend(request.url),
+    }
+
+
+# --- parts from configuration -------------------------------------------------------------------------------------------
+
+
+def _handlers(config: Config) -> Registry:
+    registry = discover(config.handlers.enabled, config.handlers.config)
+    broken = [entry for entry in registry.entries() if entry.wanted and entry.error is not None]
+    if broken:
+        raise ConfigError("; ".join(f"handler {entry.name}: {entry.error}" for entry in broken))
+    return registry
+
+
+def _policy_sources(config: Config) -> dict[str, PolicySource]:
+    sources = {
+        name: PolicySource(tokenizer=entry.tokenizer, chat_template_kwargs=entry.chat_template_kwargs)
+        for name, entry in config.policies.items()
+    }
+    named = {DEFAULT_POLICY, *(entry.policy for entry in config.backends)}
+    return {name: PolicySource() for name in sorted(named)} | sources
+
+
+def _runtime(loaded: Loaded, warden: Warden, boot_id: str) -> BubblewrapRuntime:
+    scratch = loaded.config.sandbox.scratch_dir
+    directory = loaded.state_dir / "sandboxes" if scratch is None else Path(scratch)
+    return BubblewrapRuntime(warden, runtime_dir=directory, boot_id=boot_id)
+
+
+def _sandbox_user(config: Config) -> tuple[int, int] | None:
+    """Whom sandboxes run as when the daemon is root; ``None`` where it is not."""
+    if os.getuid() != 0:
+        return None
+    name = config.sandbox.user
+    try:
+        found = getpwuid(int(name)) if name.isdigit() else getpwnam(name)
+    except KeyError:
+        raise ConfigError(f"sandbox.user: there is no user {name} on this machine") from None
+    if found.pw_uid == 0:
+        raise ConfigError(f"sandbox.user: {name} is root, and a sandbox never runs as root")
+    log.warning("daemon.root", sandboxes_run_as=found.pw_name)
+    return found.pw_uid, found.pw_gid
+
+
+def _limits(config: Config) -> SupervisorLimits:
+    return SupervisorLimits(
+        jobs_max=config.limits.jobs_max,
+        mailbox_size=config.limits.mailbox_size,
+        results_max_count=config.limits.results_count_max,
+        results_max_bytes=config.limits.results_bytes_max,
+    )
+
+
+def _bind(config: Config) -> str:
+    server = config.server
+    if server.unix_socket is not None:
+        return f"unix:{server.unix_socket}"
+    return f"[{server.host}]:{server.port}" if ":" in server.host else f"{server.host}:{server.port}"
+
+
+def _connections(config: Config) -> ConnectionLimits:
+    return ConnectionLimits(
+        connections_max=config.server.connections_max,
+        send_stall_s=config.server.send_stall_s,
+        keep_alive_s=config.server.keep_alive_s,
+    )
+
+
+def _both(lag: loop_lag.LoopLag, metrics: Metrics) -> Callable[[float], None]:
+    def note(seconds: float) -> None:
+        lag.note(seconds)
+        metrics.loop_lagged(seconds)
+
+    return note
+
+
+def _tune_gc(config: Config) -> None:
+    """At a thousand agents the defaults stop the loop for a tenth of a second, several times a minute."""
+    gc.set_threshold(config.gc.threshold0, config.gc.threshold1, config.gc.threshold2)
+    if config.gc.freeze:
+        gc.collect()
+        gc.freeze()

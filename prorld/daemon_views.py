@@ -1,0 +1,95 @@
+"""What operators see of a running daemon, put together from its parts. Reads only; no part knows of another through it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+
+import msgspec
+import trio
+
+from prorld import __version__
+from prorld.domain.outcome import STAGES
+from prorld.handlers.registry import Registry
+from prorld.inference.policies import Policies
+from prorld.inference.pool import BackendPool
+from prorld.kit.loop_lag import LoopLag
+from prorld.metrics import Metrics
+from prorld.ops.health import readiness
+from prorld.rollout.supervisor import Supervisor
+from prorld.sandbox.contract import SandboxRuntime
+from prorld.wire.ops import HandlerInfo, HandlerList, LoopLagStatus, Ready, SandboxList, SandboxRow, Status
+
+__all__ = ["Views"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Views:
+    """The parts that are looked at."""
+
+    boot_id: str
+    supervisor: Supervisor
+    pool: BackendPool
+    registry: Registry
+    runtime: SandboxRuntime
+    policies: Policies
+    metrics: Metrics
+    lag: LoopLag
+    no_sandbox: str | None
+    started: float = field(default_factory=trio.current_time)
+
+    def handlers(self) -> HandlerList:
+        """``GET /v1/handlers``."""
+        return HandlerList(
+            items=[
+                HandlerInfo(
+                    name=entry.name,
+                    version=entry.version,
+                    origin=entry.distribution,
+                    data_sources=entry.data_sources,
+                    instance_schema=entry.instance_schema,
+                    error=entry.error,
+                )
+                for entry in self.registry.entries()
+            ]
+        )
+
+    def sandboxes(self) -> SandboxList:
+        """``GET /v1/sandboxes``."""
+        rows = [msgspec.convert(msgspec.to_builtins(info), SandboxRow) for info in self.runtime.list()]
+        return SandboxList(items=rows)
+
+    def ready(self) -> Ready:
+        """``GET /readyz``."""
+        return readiness(
+            draining=self.supervisor.draining,
+            engineless=[name for name in self.policies.names() if not self.pool.has_engine(name)],
+            handlers=sum(entry.error is None for entry in self.registry.entries()),
+            stages=self.supervisor.stages(),
+            sandbox=self.no_sandbox,
+        )
+
+    def status(self) -> Status:
+        """``GET /v1/status``."""
+        seen = self.lag.quantiles()
+        return Status(
+            version=__version__,
+            boot_id=self.boot_id,
+            pid=os.getpid(),
+            uptime_s=round(trio.current_time() - self.started, 3),
+            draining=self.supervisor.draining,
+            jobs=self.supervisor.counts(),
+            outcomes=self.supervisor.outcomes(),
+            stages=self.supervisor.stages(),
+            backends=self.pool.list().items,
+            sandboxes=len(self.runtime.list()),
+            loop_lag_s=LoopLagStatus(p50=seen.p50_s, p99=seen.p99_s),
+        )
+
+    def metrics_page(self) -> bytes:
+        """``GET /metrics``; gauges are read when they are asked for."""
+        stages = self.supervisor.stages()
+        for stage in STAGES:
+            gate = getattr(stages, stage)
+            self.metrics.stage_seen(stage, workers=gate.workers, active=gate.active, waiting=gate.waiting)
+        return self.metrics.page()

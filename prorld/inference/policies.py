@@ -1,0 +1,91 @@
+"""The policies: named models, each with the tokenizer and the renderer that its tokens are made with.
+
+A renderer is made once per policy and set of template variables, in a thread, and kept. It never looks at engines.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import trio
+
+from prorld.errors import RendererError, boundary
+from prorld.kit.lanes import Lane
+from prorld.tokens.contract import Renderer
+from prorld.tokens.gguf import load_gguf_tokenizer
+from prorld.tokens.jinja_renderer import JinjaRenderer
+from prorld.tokens.tokenizer import HfTokenizer
+
+__all__ = ["Policies", "PolicySource", "load_tokenizer"]
+
+# Template variables come from jobs; a trainer uses one or two sets of them.
+RENDERERS_MAX = 32
+
+
+class PolicySource(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a policy's tokens come from: a directory with ``tokenizer.json``, or a GGUF file."""
+
+    tokenizer: str | None = None
+    chat_template_kwargs: dict[str, Any] = {}
+
+
+class Policies:
+    """The policies of one daemon."""
+
+    def __init__(self, sources: Mapping[str, PolicySource], lane: Lane) -> None:
+        self._sources = dict(sources)
+        self._lane = lane
+        self._tokenizers: dict[str, HfTokenizer] = {}
+        self._renderers: OrderedDict[tuple[str, bytes], Renderer] = OrderedDict()
+        self._loading = trio.Lock()
+
+    def names(self) -> Iterable[str]:
+        """The policies there are."""
+        return self._sources.keys()
+
+    def set_tokenizer(self, policy: str, path: str) -> None:
+        """Name the tokenizer of a policy that has none yet: an engine that brings its model along knows it."""
+        source = self._sources[policy]
+        if source.tokenizer is None:
+            self._sources[policy] = msgspec.structs.replace(source, tokenizer=path)
+
+    async def renderer(self, policy: str, chat_template_kwargs: Mapping[str, Any]) -> Renderer:
+        """The renderer for a job of a policy. Raises ``RendererError``."""
+        source = self._sources[policy]
+        variables = {**source.chat_template_kwargs, **chat_template_kwargs}
+        key = (policy, msgspec.json.encode(variables, order="deterministic"))
+        # One at a time, so that a thousand jobs that start together load one tokenizer.
+        async with self._loading:
+            known = self._renderers.get(key)
+            if known is not None:
+                self._renderers.move_to_end(key)
+                return known
+            if source.tokenizer is None:
+                raise RendererError(
+                    f"policy {policy} has no tokenizer; name its directory as policies.{policy}.tokenizer",
+                    code="no_tokenizer",
+                )
+            tokenizer = await self._tokenizer(source.tokenizer)
+            with boundary(RendererError, f"making the renderer of policy {policy}"):
+                made = await self._lane.run(partial(JinjaRenderer, tokenizer, chat_template_kwargs=variables))
+            self._renderers[key] = made
+            while len(self._renderers) > RENDERERS_MAX:
+                self._renderers.popitem(last=False)
+            return made
+
+    async def _tokenizer(self, path: str) -> HfTokenizer:
+        if path not in self._tokenizers:
+            with boundary(RendererError, f"loading the tokenizer {path}", code="no_tokenizer"):
+                self._tokenizers[path] = await self._lane.run(load_tokenizer, path)
+        return self._tokenizers[path]
+
+
+def load_tokenizer(path: str) -> HfTokenizer:
+    """From a GGUF file, or a directory with ``tokenizer.json``."""
+    place = Path(path).expanduser()
+    return load_gguf_tokenizer(place) if place.is_file() else HfTokenizer.from_directory(place)

@@ -1,0 +1,52 @@
+"""The state directory of a daemon: private, locked by one daemon at a time, and saying where that one listens."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import msgspec
+
+from prorld.errors import ConfigError
+from prorld.wire.ops import Endpoint
+
+__all__ = ["ENDPOINT_FILE", "announced", "held"]
+
+ENDPOINT_FILE = "endpoint.json"
+LOCK_FILE = "lock"
+
+
+@contextmanager
+def held(directory: Path) -> Iterator[None]:
+    """Hold the directory for this process: a second daemon on it is refused. The kernel lets go when the process dies."""
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        fd = os.open(directory / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as exc:
+        raise ConfigError(f"the state directory {directory} can't be used: {exc.strerror}") from exc
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(f"another daemon uses {directory}; stop it or choose another --state-dir") from None
+        yield
+    finally:
+        os.close(fd)
+
+
+@contextmanager
+def announced(directory: Path, endpoint: Endpoint) -> Iterator[None]:
+    """``endpoint.json`` for as long as the daemon listens; appears whole and is gone afterwards."""
+    path = directory / ENDPOINT_FILE
+    half = directory / f".{ENDPOINT_FILE}.{endpoint.boot_id}"
+    half.write_bytes(msgspec.json.encode(endpoint) + b"\n")
+    half.chmod(0o600)
+    half.rename(path)
+    try:
+        yield
+    finally:
+        with suppress(FileNotFoundError):
+            path.unlink()
