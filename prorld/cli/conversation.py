@@ -6,7 +6,7 @@ import json
 import textwrap
 from collections.abc import Iterator
 
-from prorld.cli.output import Style, clean, number, seconds, shorten
+from prorld.cli.output import Style, clean, number, seconds
 from prorld.domain.branch import Segment, VersionSpan
 from prorld.domain.job import Timing
 from prorld.domain.messages import Message, ToolCall
@@ -206,8 +206,3 @@ def token_lines(doc: Trajectory) -> Iterator[str]:
                 mask, logprob = branch.mask[i], branch.logprobs[i]
                 shown = f"{logprob:.5f}" if mask else "-"
                 yield f"{i:>7}  {branch.token_ids[i]:>8}  {mask:>4}  {shown:>10}  {version:>7}  {segment.source}"
-
-
-def title(record: JobRecord) -> str:
-    """A job's name for a heading."""
-    return shorten(f"{record.handler} {record.job_id}", 60)

@@ -78,11 +78,6 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, right: froze
     return lines
 
 
-def shorten(text: str, size: int) -> str:
-    """At most ``size`` characters."""
-    return text if len(text) <= size else text[: max(0, size - 1)] + "…"
-
-
 def seconds(value: float) -> str:
     """A duration for people."""
     if value < 100:
@@ -97,15 +92,6 @@ def seconds(value: float) -> str:
 def number(value: float | None) -> str:
     """A reward; ``-`` where there is none."""
     return "-" if value is None else f"{value:.4g}"
-
-
-def size(value: float) -> str:
-    """Bytes for people."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1024
-    return f"{value:.1f} TiB"
 
 
 def say(*lines: str) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prorld.cli.output import Style, clean, number, seconds, shorten, size, style_for, table
+from prorld.cli.output import Style, clean, number, seconds, style_for, table
 
 
 @given(st.text())
@@ -46,11 +46,9 @@ def test_durations(value, text):
     assert seconds(value) == text
 
 
-def test_numbers_and_sizes():
+def test_rewards():
     """A missing reward is no zero."""
     assert (number(None), number(0.0), number(1 / 3)) == ("-", "0", "0.3333")
-    assert (size(12), size(2048), size(3 << 30)) == ("12 B", "2.0 KiB", "3.0 GiB")
-    assert (shorten("abc", 3), shorten("abcd", 3)) == ("abc", "ab…")
 
 
 class Terminal(io.StringIO):
