@@ -26,6 +26,8 @@ __all__ = ["ChatTemplate"]
 
 SOURCE_CHARS_MAX = 512 * 1024
 STEPS_MAX = 1_000_000
+# An item of a list costs as much as so much text.
+_ITEM_CHARS = 32
 # The name can't be written in a template, so a template can't replace its own meter.
 _METER = "the meter"
 
@@ -153,7 +155,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
             raise SecurityError("a product too large")
         if operator == "+" and not _is_number(left, right):
             meter: _Meter = context[_METER]
-            meter.step(sum(len(side) for side in (left, right) if isinstance(side, str | list | tuple)))
+            meter.step(_weight(left) + _weight(right))
         return super().call_binop(context, operator, left, right)
 
 
@@ -235,6 +237,12 @@ def _tojson(
 
 def _raise_exception(message: object) -> None:
     raise TemplateError(str(message)[:500])
+
+
+def _weight(value: object) -> int:
+    if isinstance(value, str):
+        return len(value)
+    return _ITEM_CHARS * len(value) if isinstance(value, list | tuple) else 0
 
 
 def _is_number(*values: object) -> bool:
