@@ -1,0 +1,105 @@
+"""Finding the final answer in what a policy said, and telling what can be no answer. Pure text, linear in its length.
+
+Knows nothing of mathematics beyond what it takes to see that an expression was not worked out.
+"""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["final_answer", "is_unreasonable", "is_worked_out", "same_text"]
+
+# A final answer stands at the end. What came before is not looked at, however long it is.
+TAIL_CHARS = 20_000
+BOXES = 32
+ANSWER_CHARS = 300
+NESTING = 20
+
+_LEADS = ("the final answer is", "final answer:", "the answer is", "answer:")
+_NUMBER = re.compile(r"-?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+)?")
+_SCIENTIFIC = re.compile(r"-?\d+(?:\.\d+)?(?:\\times|\\cdot|\*)10(?:\^|\*\*)\{?-?\d{1,3}\}?")
+_LEFT_TO_DO = re.compile(r"[\d)}](?:\+|-|\*|\^|!|\\times|\\cdot|\\div)|\\(?:sum|prod|int|lim|binom|sqrt)")
+_EXPLOSIVE = re.compile(
+    r"\d\}?(?:\^|\*\*)[{(]*\d+\}?(?:\^|\*\*)"  # a tower of numbers
+    r"|(?:\^|\*\*)[{(]*\d{5,}"  # a power that needs more digits than there is room for
+    r"|\d{5,}!|!\)*!"  # a factorial of something large, or of a factorial
+    r"|\\(?:sum|prod)[^\\]*\^\{?(?:\d{5,}|10\^)"  # a sum with too many terms
+)
+
+
+def final_answer(text: str) -> str | None:
+    """What stands in the last closed box, else on the last line that says it is the answer."""
+    tail = text[-TAIL_CHARS:]
+    return _boxed(tail) or _stated(tail)
+
+
+def _boxed(text: str) -> str | None:
+    end = len(text)
+    for _ in range(BOXES):
+        start = text.rfind("\\boxed{", 0, end)
+        if start < 0:
+            return None
+        content = _inside(text, start + len("\\boxed"))
+        if content is not None and content.strip():
+            return content.strip()
+        end = start
+    return None
+
+
+def _inside(text: str, opening: int) -> str | None:
+    depth = 0
+    for position in range(opening, len(text)):
+        if text[position] == "{":
+            depth += 1
+        elif text[position] == "}":
+            depth -= 1
+            if depth == 0:
+                return text[opening + 1 : position]
+    return None
+
+
+def _stated(text: str) -> str | None:
+    for line in reversed(text.splitlines()):
+        bare = line.strip().strip("*_#> \t")
+        lead = next((lead for lead in _LEADS if bare.lower().startswith(lead)), None)
+        if lead is not None:
+            rest = bare[len(lead) :].strip().strip("*_: \t").removesuffix(".")
+            return rest.strip("$ ") or None
+    return None
+
+
+def same_text(one: str, other: str) -> bool:
+    """Whether two answers are the same but for blanks, dollar signs and a final stop."""
+    return _plain(one) == _plain(other)
+
+
+def is_unreasonable(answer: str, gold: str) -> bool:
+    """Whether this is too long, too deep, or a way to keep a grader busy, and the right answer is not like that."""
+    if len(answer) > max(ANSWER_CHARS, 2 * len(gold)) or _nesting(answer) > max(NESTING, _nesting(gold)):
+        return True
+    return _EXPLOSIVE.search(_plain(answer)) is not None and _EXPLOSIVE.search(_plain(gold)) is None
+
+
+def is_worked_out(answer: str, gold: str) -> bool:
+    """Whether nothing is left to be computed, where the right answer is a plain number."""
+    if _NUMBER.fullmatch(_plain(gold)) is None:
+        return True
+    plain = _plain(answer).rpartition("=")[2]
+    # A degree sign is written as a power.
+    plain = plain.replace("^\\circ", "").replace("^{\\circ}", "")
+    return _SCIENTIFIC.fullmatch(plain) is not None or _LEFT_TO_DO.search(plain) is None
+
+
+def _plain(answer: str) -> str:
+    return "".join(answer.replace("\\,", "").replace("\\$", "").replace("$", "").split()).rstrip(".")
+
+
+def _nesting(answer: str) -> int:
+    depth = deepest = 0
+    for character in answer:
+        if character in "({[":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif character in ")}]":
+            depth -= 1
+    return deepest

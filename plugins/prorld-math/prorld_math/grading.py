@@ -1,0 +1,52 @@
+"""The grader: runs in a child process that may be killed at any moment, and is never imported by the daemon.
+
+math-verify's own limits work by signals and are switched off: the child has limits of its own.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from math_verify import LatexExtractionConfig, parse, verify
+
+from prorld_math.answer import final_answer, is_unreasonable, is_worked_out, same_text
+from prorld_math.paper import MathPaper, MathVerdict
+
+__all__ = ["grade"]
+
+# It warns about the limits that are switched off, once in every forked child.
+logging.getLogger("math_verify").setLevel(logging.ERROR)
+
+
+def grade(paper: MathPaper) -> MathVerdict:
+    """Judge an answer. Raises for a right answer that can't be read: that says nothing about the policy."""
+    answer = final_answer(paper.said)
+    gold = final_answer(paper.gold) or paper.gold
+    if answer is None:
+        return MathVerdict(correct=False, answer=None, how="none")
+    if same_text(answer, gold):
+        return MathVerdict(correct=True, answer=answer, how="text")
+    if is_unreasonable(answer, gold):
+        return MathVerdict(correct=False, answer=answer[:100], how="unreasonable")
+    if paper.simplified and not is_worked_out(answer, gold):
+        return MathVerdict(correct=False, answer=answer, how="not_worked_out")
+    return MathVerdict(correct=_equal(gold, answer), answer=answer, how="value")
+
+
+def _equal(gold: str, answer: str) -> bool:
+    wanted = _read(gold)
+    if not wanted:
+        raise ValueError(f"the right answer can't be read: {gold[:100]!r}")
+    return bool(verify(wanted, _read(answer.rstrip(".")), timeout_seconds=0))
+
+
+def _read(answer: str) -> list[Any]:
+    # The box as a whole or nothing: looking for numbers in what can't be read would find one in any nonsense.
+    whole: list[Any] = parse(
+        f"\\boxed{{{answer}}}",
+        extraction_config=[LatexExtractionConfig()],
+        fallback_mode="no_fallback",
+        parsing_timeout=0,
+    )
+    return whole
