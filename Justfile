@@ -37,13 +37,7 @@ sim SEEDS="100": (_env "dev")
 
 # Format, lint, types and the order of the layers. Changes nothing.
 check: (_env "dev")
-    "{{ bin }}/ruff" format --check
-    "{{ bin }}/ruff" check
-    "{{ bin }}/flake8" --select ASYNC
-    "{{ bin }}/codespell"
-    "{{ bin }}/mypy"
-    "{{ bin }}/pyright"
-    "{{ bin }}/lint-imports"
+    @scripts/check
 
 # Format, and repair what the linter can repair by itself.
 fix: (_env "dev")

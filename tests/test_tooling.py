@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-SHELL_FILES = ["just", "scripts/env", "scripts/lock", "scripts/test-real"]
+SHELL_FILES = ["just", "scripts/check", "scripts/env", "scripts/lock", "scripts/test-real"]
 # What POSIX has on every machine and the wrapper needs.
 UTILITIES = ["cat", "chmod", "dirname", "grep", "mkdir", "mv", "rm", "sed", "sh", "sleep", "tail"]
 
