@@ -1,0 +1,84 @@
+"""Real sandboxes for the tests: a warden, a runtime, and what must be gone after each test."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import trio
+
+from prorld.sandbox.bubblewrap import BubblewrapRuntime
+from prorld.sandbox.contract import Sandbox
+from prorld.sandbox.warden_client import Warden, run_warden
+from prorld.testing.sandbox_contract import open_sandbox
+
+BOOT_ID = "boot-of-the-test"
+
+
+@pytest.fixture
+def runtime_dir() -> Iterator[Path]:
+    """A directory that an ordinary user can pass through, which pytest's own is not."""
+    place = Path(tempfile.mkdtemp(prefix="prorld-test-"))
+    place.chmod(0o755)
+    yield place
+    left = [str(path) for path in place.glob("sandboxes/*/*") if path.is_dir()]
+    shutil.rmtree(place)
+    assert left == []
+
+
+@pytest.fixture
+async def warden() -> AsyncIterator[Warden]:
+    """A warden; after the test neither it nor anything of it is left, nor a descriptor on this side."""
+    before = open_descriptors()
+    async with trio.open_nursery() as nursery:
+        handle: Warden = await nursery.start(_run_warden)
+        yield handle
+        nursery.cancel_scope.cancel("the test has ended")
+    assert open_descriptors() <= before
+    assert children() == set()
+
+
+async def _run_warden(*, task_status: trio.TaskStatus[Warden] = trio.TASK_STATUS_IGNORED) -> None:
+    await run_warden(task_status=task_status)
+
+
+@pytest.fixture
+async def runtime(warden: Warden, runtime_dir: Path) -> BubblewrapRuntime:
+    """Real sandboxes."""
+    return BubblewrapRuntime(warden, runtime_dir=runtime_dir, boot_id=BOOT_ID)
+
+
+@pytest.fixture
+async def sandbox(runtime: BubblewrapRuntime) -> AsyncIterator[Sandbox]:
+    """One real sandbox."""
+    async with open_sandbox(runtime) as opened:
+        yield opened
+
+
+def open_descriptors() -> int:
+    """How many descriptors this process has."""
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def children(pid: int | None = None) -> set[int]:
+    """The children of a process, of this one by default."""
+    pid = os.getpid() if pid is None else pid
+    try:
+        return {int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
+    except OSError:
+        return set()
+
+
+def descendants(pid: int) -> set[int]:
+    """All processes below one."""
+    found: set[int] = set()
+    todo = [pid]
+    while todo:
+        fresh = children(todo.pop()) - found
+        found |= fresh
+        todo += fresh
+    return found

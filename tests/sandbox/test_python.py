@@ -1,0 +1,125 @@
+"""The persistent interpreter: order of output, interrupts, deaths, and what a cell may do to its own process."""
+
+from __future__ import annotations
+
+import pytest
+
+from prorld.sandbox.contract import Sandbox
+
+PLAIN = [
+    ("value of the last expression", "x = 2\nx * 3", 0, b"6\n"),
+    ("no value", "None", 0, b""),
+    ("underscore", "40 + 2\n", 0, b"42\n"),
+    ("order", "import sys, os\nprint(1)\nos.system('echo 2; echo 3 >&2')\nprint(4, file=sys.stderr);", 0, None),
+    ("empty", "", 0, b""),
+    ("comment", "# nothing", 0, b""),
+    ("exit", "import sys; print('bye'); sys.exit(3)", 3, b"bye\n"),
+    ("exit with a text", "raise SystemExit('why')", 1, b"why\n"),
+    ("quit", "exit()", 0, b""),
+    ("binary", r"import os; os.write(1, b'\0\xff'); None", 0, b"\0\xff"),
+    ("surrogates", r"print('\udc80')", 0, b"\\udc80\n"),
+    ("no trailing newline", "print('a', end='')", 0, b"a"),
+    ("reads stdin", "try:\n  input()\nexcept EOFError:\n  print('end')", 0, b"end\n"),
+    ("main module", "import __main__; y = 5\n__main__.y", 0, b"5\n"),
+    (
+        "fork",
+        "import os\nif os.fork() == 0:\n  print('child')\nelse:\n  os.wait(); print('parent')",
+        0,
+        b"child\nparent\n",
+    ),
+    ("stdout replaced", "import io, sys; sys.stdout = io.StringIO(); print('lost')", 0, b""),
+    ("stdout closed", "import sys; sys.stdout.close()", 0, b""),
+    ("threads", "import threading; t = threading.Thread(target=print, args=(1,)); t.start(); t.join()", 0, b"1\n"),
+    ("signal handler", "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); 1", 0, b"1\n"),
+    ("sentinel look-alike", r"print('\0x 0 /\0')", 0, b"\0x 0 /\0\n"),
+]
+
+
+@pytest.mark.parametrize(("code", "exit_code", "output"), [case[1:] for case in PLAIN], ids=[case[0] for case in PLAIN])
+async def test_plain(sandbox: Sandbox, code: str, exit_code: int, output: bytes | None) -> None:
+    """Output and exit code are exact, the interpreter lives on, and the next cell is clean."""
+    result = await sandbox.python(code, limit_s=10)
+    assert result.exit_code == exit_code, result
+    assert not result.timed_out
+    assert not result.restarted
+    if output is not None:
+        assert result.output == output
+    result = await sandbox.python("import sys; sys.stdout = sys.__stdout__")
+    assert not result.restarted
+    if "close()" not in code:
+        assert (await sandbox.python("print('RECOVERED')")).output == b"RECOVERED\n"
+
+
+async def test_output_keeps_its_order(sandbox: Sandbox) -> None:
+    """Python's own output and that of child processes come in the order they were written."""
+    result = await sandbox.python("import os\nfor i in range(20):\n  print(i); os.system(f'echo s{i}; echo e{i} >&2')")
+    assert result.text.split() == [word for i in range(20) for word in (str(i), f"s{i}", f"e{i}")] + []
+
+
+async def test_traceback(sandbox: Sandbox) -> None:
+    """An error shows the cell's own lines and nothing of the machinery around it."""
+    result = await sandbox.python("def f():\n  return 1 / 0\nf()")
+    assert result.exit_code == 1
+    assert "return 1 / 0" in result.text
+    assert result.text.endswith("ZeroDivisionError: division by zero\n")
+    assert "run_cell" not in result.text
+    assert "<string>" not in result.text
+    assert "SyntaxError" in (await sandbox.python("def")).text
+
+
+@pytest.mark.parametrize(
+    ("code", "restarted"),
+    [
+        ("print('first')\nwhile True: pass", False),
+        ("print('first')\nimport time; time.sleep(1000)", False),
+        ("print('first')\nimport subprocess; subprocess.run(['sleep', '1000'])", False),
+        ("import time\nprint('first')\nwhile True:\n  try: time.sleep(1)\n  except KeyboardInterrupt: pass", True),
+        ("print('first', flush=True)\nimport signal; signal.pthread_sigmask(0, [2])\nwhile True: pass", True),
+    ],
+    ids=["busy", "sleep", "child", "swallows", "blocks"],
+)
+async def test_hang(sandbox: Sandbox, code: str, restarted: bool) -> None:
+    """A cell that hangs is interrupted and names stay; one that can't be interrupted costs the interpreter."""
+    await sandbox.python("kept = 1")
+    result = await sandbox.python(code, limit_s=0.5)
+    assert (result.exit_code, result.timed_out, result.restarted) == (124, True, restarted), result
+    assert result.output.startswith(b"first\n")
+    assert result.duration_s < 4
+    expected = b"False\n" if restarted else b"True\n"
+    assert (await sandbox.python("'kept' in globals()")).output == expected
+
+
+@pytest.mark.parametrize(
+    ("code", "exit_code"),
+    [("import os; os._exit(9)", 9), ("import os; os.kill(os.getpid(), 9)", 137), ("import os; os.abort()", 134)],
+)
+async def test_death(sandbox: Sandbox, code: str, exit_code: int) -> None:
+    """An interpreter that ends is noticed, with its exit code, and another one runs in the same directory."""
+    await sandbox.python("import os; os.mkdir('d'); os.chdir('d')")
+    result = await sandbox.python(code)
+    assert (result.exit_code, result.restarted) == (exit_code, True)
+    assert (await sandbox.python("import os; os.getcwd()")).output == b"'/work/d'\n"
+
+
+async def test_interrupts_itself_after_the_end(sandbox: Sandbox) -> None:
+    """An interrupt that comes when no cell runs does nothing."""
+    await sandbox.python("import os; pid = os.getpid()")
+    pid = (await sandbox.python("pid")).text.strip()
+    for _ in range(5):
+        assert (await sandbox.bash(f"kill -INT {pid}")).exit_code == 0
+        result = await sandbox.python("1 + 1")
+        assert (result.exit_code, result.restarted) in ((0, False), (130, False))
+    assert (await sandbox.python("1 + 1")).output == b"2\n"
+
+
+async def test_standard_library_alone(sandbox: Sandbox) -> None:
+    """The daemon's own package can't be read from a sandbox, though it lies beside the interpreter's."""
+    result = await sandbox.python("import prorld")
+    assert "ModuleNotFoundError" in result.text
+
+
+async def test_oversized_cell(sandbox: Sandbox) -> None:
+    """A cell over the bound is answered with the bound, and the interpreter is untouched."""
+    result = await sandbox.python("#" * (1 << 20))
+    assert result.exit_code == 2
+    assert (await sandbox.python("1")).output == b"1\n"
