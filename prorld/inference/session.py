@@ -142,9 +142,11 @@ class ModelSession:
     async def observe(self, messages: Sequence[Message]) -> None:
         """Add what the environment answered to the last turn: user and tool messages, all at once."""
         if _is_long(messages):
-            plan = await self._lane.run(self._context.plan_observe, messages)
+            plan = await self._lane.run(self._context.plan_bridge, messages)
         else:
-            plan = self._context.plan_observe(messages)
+            plan = self._context.plan_bridge(messages)
+        if plan is None:
+            plan = await self._lane.run(self._context.plan_fork, messages)
         self._context.apply(plan)
         await trio.lowlevel.checkpoint()
 

@@ -80,19 +80,20 @@ class TokenContext:
             raise HandlerError("a conversation opens with at least one message")
         return Plan(kind="start", rendered=self._renderer.render(messages, tools), messages=list(messages))
 
-    def plan_observe(self, messages: Sequence[Message]) -> Plan:
-        """What follows the policy's turn, as a delta where the template allows it, else as a fork. Pure."""
-        if not self._awaits_observation:
-            raise HandlerError("messages come after a turn of the policy, all of them at once")
-        if not messages or any(message.role == "assistant" for message in messages):
-            raise HandlerError("an observation is one or more messages that the policy did not write")
-        said = [self._clipped(message) for message in messages]
+    def plan_bridge(self, messages: Sequence[Message]) -> Plan | None:
+        """What follows the policy's turn, as a delta; ``None`` where the template does not allow it. Pure."""
+        said = self._observed(messages)
         try:
             rendered = self._renderer.bridge(self._turn_ids[-_TAIL:], said, self._tools)
         except RendererError:
-            rendered = self._renderer.render([*self._transcript, *said], self._tools)
-            return Plan(kind="fork", rendered=rendered, messages=said)
+            return None
         return Plan(kind="bridge", rendered=rendered, messages=said)
+
+    def plan_fork(self, messages: Sequence[Message]) -> Plan:
+        """A new branch from the conversation so far and what follows the turn. Pure, and slow for a long one."""
+        said = self._observed(messages)
+        rendered = self._renderer.render([*self._transcript, *said], self._tools)
+        return Plan(kind="fork", rendered=rendered, messages=said)
 
     def apply(self, plan: Plan, tools: Sequence[ToolSchema] = ()) -> None:
         """Grow by a plan made from the state as it is now."""
@@ -171,6 +172,13 @@ class TokenContext:
             is_new = any(part.message is message for message in new)
             source: Source = "observation" if is_new else "prompt"
             branch.append_given(part.ids, source, part.message)
+
+    def _observed(self, messages: Sequence[Message]) -> list[Message]:
+        if not self._awaits_observation:
+            raise HandlerError("messages come after a turn of the policy, all of them at once")
+        if not messages or any(message.role == "assistant" for message in messages):
+            raise HandlerError("an observation is one or more messages that the policy did not write")
+        return [self._clipped(message) for message in messages]
 
     def _clipped(self, message: Message) -> Message:
         text = clip(message.content, self._observation_chars_max)

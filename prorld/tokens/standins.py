@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
@@ -137,8 +138,9 @@ def _pieces(standins: str) -> Iterator[str | int]:
 
 
 def _check_spoken(pieces: Sequence[str | int], held: Sequence[Held]) -> None:
+    written = Counter(piece for piece in pieces if isinstance(piece, int))
     for number, text in enumerate(held):
-        times = sum(piece == number for piece in pieces if isinstance(piece, int))
+        times = written[number]
         if text.kind == "spoken" and times != 1:
             raise RendererError(f"the chat template writes the text of message {text.message} {times} times")
         if text.kind == "reasoning" and times > 1:

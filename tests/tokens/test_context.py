@@ -27,6 +27,11 @@ def started(renderer: JinjaRenderer = PLAIN, *messages: Message, chars_max: int 
     return context
 
 
+def observe(context: TokenContext, *messages: Message) -> None:
+    """The environment answers."""
+    context.apply(context.plan_bridge(messages) or context.plan_fork(messages))
+
+
 def speak(context: TokenContext, text: str, *, call: int = 0, finish: str = "stop") -> list[int]:
     """The policy says something, in one call."""
     renderer = THINKER if "think" in text else PLAIN
@@ -47,7 +52,7 @@ def test_tokens_only_grow_and_the_mask_says_who_made_them() -> None:
     context = started()
     first = context.prompt()
     sampled = speak(context, "well<|im_end|>")
-    context.apply(context.plan_observe([user("next")]))
+    observe(context, user("next"))
     second = context.prompt()
     assert second[: len(first) + len(sampled)].tolist() == [*first, *sampled]
     branch = context.current
@@ -70,7 +75,7 @@ def test_a_refused_bridge_forks_and_keeps_both() -> None:
     context = started(THINKER)
     before = context.prompt()
     sampled = speak(context, "<think>hm</think>well<|im_end|>")
-    context.apply(context.plan_observe([user("next")]))
+    observe(context, user("next"))
     parent, child = context.branches
     assert (child.parent, child.reason, child.index) == (0, "renderer_refused", 1)
     assert child.fork_at is not None
@@ -106,14 +111,14 @@ def test_order_is_kept() -> None:
     with pytest.raises(HandlerError, match="already"):
         context.apply(context.plan_start([user("go")], ()))
     with pytest.raises(HandlerError, match="after a turn"):
-        context.plan_observe([user("more")])
+        context.plan_bridge([user("more")])
     speak(context, "well<|im_end|>")
     for wrong in ([], [Message(role="assistant", content="me")]):
         with pytest.raises(HandlerError, match="observation"):
-            context.plan_observe(wrong)
-    context.apply(context.plan_observe([user("more")]))
+            context.plan_bridge(wrong)
+    observe(context, user("more"))
     with pytest.raises(HandlerError, match="after a turn"):
-        context.plan_observe([user("even more")])
+        context.plan_bridge([user("even more")])
 
 
 def test_a_plan_that_fails_changes_nothing() -> None:
@@ -130,9 +135,9 @@ def test_a_plan_that_fails_changes_nothing() -> None:
     speak(context, "well<|im_end|>")
     size = len(context.current)
     with pytest.raises(RendererError):
-        context.plan_observe([user("bad")])
+        observe(context, user("bad"))
     assert (len(context.branches), len(context.current), len(context.transcript)) == (1, size, 3)
-    context.apply(context.plan_observe([user("good")]))
+    observe(context, user("good"))
     assert len(context.current) > size
 
 
@@ -141,7 +146,7 @@ def test_long_observations_are_cut_before_they_are_tokenized() -> None:
     context = started(PLAIN, user("p" * 500), chars_max=20)
     assert context.transcript[0].content == "p" * 500
     speak(context, "well<|im_end|>")
-    context.apply(context.plan_observe([tool_result("a" * 300 + "b" * 300, "c")]))
+    observe(context, tool_result("a" * 300 + "b" * 300, "c"))
     assert context.transcript[-1].content == "a" * 10 + "\n[... 580 characters left out ...]\n" + "b" * 10
 
 

@@ -30,8 +30,10 @@ def rendered(source: str, **kwargs: Any) -> str:
         ("{% if add_generation_prompt %}go{% endif %}{{ nothing }}", "go"),
         ("{{ flag }}{{ 'a' ~ 1 ~ none }}", "Truea1None"),
         (
-            "{% for i in range(9) %}{% if i == 2 %}{% continue %}{% endif %}"
-            "{% if i > 3 %}{% break %}{% endif %}{{ i }}{% endfor %}",
+            (
+                "{% for i in range(9) %}{% if i == 2 %}{% continue %}{% endif %}"
+                "{% if i > 3 %}{% break %}{% endif %}{{ i }}{% endfor %}"
+            ),
             "013",
         ),
         ("{% generation %}said{% endgeneration %}", "said"),
