@@ -1,0 +1,289 @@
+"""What every client of an engine has to keep, as checks that a test runs one by one.
+
+For the author of a backend: make an ``EngineUnderTest`` and await each check of ``ENGINE_CONTRACT`` with it, for
+example through ``pytest.mark.parametrize``. An engine that can be told to misbehave runs ``FAULT_CONTRACT``, too. A
+check raises ``AssertionError`` for what is not kept.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+import trio
+
+from prorld.domain.branch import VersionSpan
+from prorld.domain.job import Sampling
+from prorld.errors import BackendError, ContextOverflow, EngineBusy, MalformedReply
+from prorld.inference.contract import Backend, Generation, GenerationRequest
+from prorld.testing.scripted_engine.script import Fault, FaultKind
+
+__all__ = [
+    "ENGINE_CONTRACT",
+    "FAULT_CONTRACT",
+    "EngineCheck",
+    "EngineUnderTest",
+    "FaultCheck",
+    "a_hanging_engine_is_left_by_the_caller",
+    "assert_whole",
+    "fault_is_typed",
+]
+
+SECONDS_MAX = 60.0
+_POLL_SECONDS = 0.02
+
+
+@dataclass(kw_only=True)
+class EngineUnderTest:
+    """A probed client and what the checks need to know of the engine behind it.
+
+    ``prompt`` is anything ordinary; ``long_tokens`` keep the engine busy for a while; ``repeats_with_seed`` and
+    ``repeats_when_greedy`` say what it promises for calls that run alone.
+    """
+
+    backend: Backend
+    prompt: Sequence[int]
+    vocabulary: int
+    long_tokens: int
+    repeats_with_seed: bool = False
+    repeats_when_greedy: bool = False
+    arm: Callable[[Fault], Awaitable[None]] | None = None
+    _numbers: count[int] = field(default_factory=count)
+
+    def request(self, *, prompt: Sequence[int] | None = None, max_tokens: int = 8, **changes: Any) -> GenerationRequest:
+        """A request with an id of its own."""
+        number = next(self._numbers)
+        wish: dict[str, Any] = {
+            "sampling": Sampling(),
+            "stop_token_ids": (),
+            "session": f"contract-{number}",
+            **changes,
+        }
+        return GenerationRequest(
+            token_ids=array("i", self.prompt if prompt is None else prompt),
+            max_tokens=max_tokens,
+            request_id=f"contract-{number}",
+            **wish,
+        )
+
+    async def running(self) -> int:
+        """Calls in the engine, as it says itself."""
+        load = await self.backend.load()
+        return (load.running or 0) + (load.waiting or 0)
+
+    async def wait_running(self, condition: Callable[[int], bool]) -> None:
+        """Until the engine says so."""
+        with trio.fail_after(SECONDS_MAX):
+            while not condition(await self.running()):  # noqa: ASYNC110 - an engine tells only when it is asked
+                await trio.sleep(_POLL_SECONDS)
+
+
+EngineCheck = Callable[[EngineUnderTest], Awaitable[None]]
+
+
+def assert_whole(generation: Generation, request: GenerationRequest) -> None:
+    """Every promise that can be read off one reply."""
+    sampled = len(generation.token_ids)
+    assert 1 <= sampled <= request.max_tokens, f"{sampled} tokens for a limit of {request.max_tokens}"
+    assert len(generation.logprobs) == sampled, "one log-probability per token"
+    assert all(math.isfinite(value) and value <= 1e-3 for value in generation.logprobs), "log-probabilities are finite"
+    assert _covers(generation.versions, sampled), f"spans {generation.versions} do not cover {sampled} tokens"
+    assert generation.latency_s >= 0
+    stops = [at for at, token in enumerate(generation.token_ids) if token in request.stop_token_ids]
+    assert all(at == sampled - 1 for at in stops), "nothing is sampled after a stop token"
+    if stops:
+        assert generation.finish == "stop", "a stop token stops"
+    if generation.finish == "length":
+        assert sampled == request.max_tokens or not stops
+
+
+def _covers(spans: Sequence[VersionSpan], sampled: int) -> bool:
+    edges = [0, *(span.end for span in spans)]
+    return [span.start for span in spans] == edges[:-1] and edges[-1] == sampled
+
+
+async def probe_tells_the_context(engine: EngineUnderTest) -> None:
+    """A probe names the model and the context, and may be repeated."""
+    found = await engine.backend.probe()
+    assert found.model
+    assert found.max_context_tokens > len(engine.prompt)
+    again = await engine.backend.probe()
+    assert (again.model, again.max_context_tokens) == (found.model, found.max_context_tokens)
+
+
+async def replies_are_whole(engine: EngineUnderTest) -> None:
+    """Ids, log-probabilities, spans and finish of a reply fit each other and the request."""
+    for temperature in (1.0, 0.0):
+        request = engine.request(max_tokens=24, sampling=Sampling(temperature=temperature))
+        assert_whole(await engine.backend.generate(request), request)
+
+
+async def max_tokens_is_a_limit(engine: EngineUnderTest) -> None:
+    """No reply is longer than asked for, and one that ends there says ``length``."""
+    for limit in (1, 2, 17):
+        request = engine.request(max_tokens=limit)
+        generation = await engine.backend.generate(request)
+        assert_whole(generation, request)
+        if len(generation.token_ids) < limit:
+            assert generation.finish == "stop"
+
+
+async def the_stop_token_is_part_of_the_reply(engine: EngineUnderTest) -> None:
+    """The token that stopped the policy is an action of the policy: its id and log-probability are there."""
+    request = engine.request(max_tokens=40, stop_token_ids=tuple(range(engine.vocabulary)))
+    generation = await engine.backend.generate(request)
+    assert_whole(generation, request)
+    assert len(generation.token_ids) == 1
+    assert generation.finish == "stop"
+
+
+async def a_prompt_that_does_not_fit_is_an_overflow(engine: EngineUnderTest) -> None:
+    """A full or overfull context is ``ContextOverflow``, which may not be tried again."""
+    context = (await engine.backend.probe()).max_context_tokens
+    for length in (context, context + 100):
+        prompt = (list(engine.prompt) * (length // len(engine.prompt) + 1))[:length]
+        error = await _error_of(engine, engine.request(prompt=prompt))
+        assert isinstance(error, ContextOverflow), f"{length} of {context} tokens: {error!r}"
+        assert not error.may_retry
+
+
+async def the_end_of_the_context_ends_a_reply(engine: EngineUnderTest) -> None:
+    """A reply that reaches the end of the context is cut there."""
+    context = (await engine.backend.probe()).max_context_tokens
+    prompt = (list(engine.prompt) * (context // len(engine.prompt) + 1))[: context - 3]
+    generation = await engine.backend.generate(engine.request(prompt=prompt, max_tokens=50))
+    assert 1 <= len(generation.token_ids) <= 4
+    assert generation.finish in ("length", "stop")
+
+
+async def a_refused_request_is_not_retryable(engine: EngineUnderTest) -> None:
+    """What the engine refuses for good says so."""
+    error = await _error_of(engine, engine.request(prompt=[]))
+    assert not error.may_retry
+    assert not isinstance(error, ContextOverflow)
+
+
+async def cancelling_frees_the_engine(engine: EngineUnderTest) -> None:
+    """A caller that gives up leaves nothing running in the engine."""
+    async with trio.open_nursery() as nursery:
+        for _ in range(2):
+            nursery.start_soon(engine.backend.generate, engine.request(max_tokens=engine.long_tokens))
+        await engine.wait_running(lambda running: running >= 1)
+        nursery.cancel_scope.cancel()
+    await engine.wait_running(lambda running: running == 0)
+    request = engine.request()
+    assert_whole(await engine.backend.generate(request), request)
+
+
+async def concurrent_calls_do_not_mix(engine: EngineUnderTest) -> None:
+    """Each of many calls at once gets an answer that fits itself."""
+    answers: dict[int, tuple[GenerationRequest, Generation]] = {}
+
+    async def one(limit: int) -> None:
+        request = engine.request(prompt=[*engine.prompt, *engine.prompt[:limit]], max_tokens=limit)
+        answers[limit] = (request, await engine.backend.generate(request))
+
+    async with trio.open_nursery() as nursery:
+        for limit in range(1, 9):
+            nursery.start_soon(one, limit)
+    for request, generation in answers.values():
+        assert_whole(generation, request)
+
+
+async def it_repeats_where_it_promises(engine: EngineUnderTest) -> None:
+    """Same request, same answer: only with a seed or greedy, only alone, only where the engine promises it."""
+    wishes: list[dict[str, Any]] = []
+    if engine.repeats_with_seed:
+        wishes.append({"seed": 7})
+    if engine.repeats_when_greedy:
+        wishes.append({"sampling": Sampling(temperature=0.0)})
+    for wish in wishes:
+        first = await engine.backend.generate(engine.request(max_tokens=20, **wish))
+        second = await engine.backend.generate(engine.request(max_tokens=20, **wish))
+        assert first.token_ids == second.token_ids
+
+
+async def what_is_left_out_is_named(engine: EngineUnderTest) -> None:
+    """A seed that the engine can't take is in ``ignored``."""
+    takes_seed = (await engine.backend.probe()).takes_seed
+    generation = await engine.backend.generate(engine.request(seed=1))
+    assert ("seed" in generation.ignored) == (not takes_seed)
+
+
+async def it_is_healthy(engine: EngineUnderTest) -> None:
+    """An engine that works says so."""
+    assert await engine.backend.healthy()
+
+
+ENGINE_CONTRACT: tuple[EngineCheck, ...] = (
+    probe_tells_the_context,
+    replies_are_whole,
+    max_tokens_is_a_limit,
+    the_stop_token_is_part_of_the_reply,
+    a_prompt_that_does_not_fit_is_an_overflow,
+    the_end_of_the_context_ends_a_reply,
+    a_refused_request_is_not_retryable,
+    cancelling_frees_the_engine,
+    concurrent_calls_do_not_mix,
+    it_repeats_where_it_promises,
+    what_is_left_out_is_named,
+    it_is_healthy,
+)
+
+
+# --- faults on command ------------------------------------------------------------------------------------------------
+
+FaultCheck = tuple[Fault, type[BackendError]]
+
+_MALFORMED: tuple[FaultKind, ...] = (
+    "garbage",
+    "lengths",
+    "other_ids",
+    "nan",
+    "sentinel",
+    "prompt_ids",
+    "spans",
+    "too_many",
+)
+
+FAULT_CONTRACT: tuple[FaultCheck, ...] = (
+    *((Fault(kind=kind), MalformedReply) for kind in _MALFORMED),
+    (Fault(kind="truncated"), BackendError),
+    (Fault(kind="reset"), BackendError),
+    (Fault(kind="status", status=500), BackendError),
+    (Fault(kind="status", status=503), EngineBusy),
+    (Fault(kind="status", status=429), EngineBusy),
+)
+
+
+async def fault_is_typed(engine: EngineUnderTest, check: FaultCheck) -> None:
+    """A call that meets the fault fails with its class, may be tried again, and the next call is well."""
+    fault, wanted = check
+    assert engine.arm is not None
+    await engine.arm(fault)
+    error = await _error_of(engine, engine.request(max_tokens=12))
+    assert isinstance(error, wanted), f"{fault.kind}: {error!r}"
+    assert error.may_retry
+    request = engine.request()
+    assert_whole(await engine.backend.generate(request), request)
+
+
+async def a_hanging_engine_is_left_by_the_caller(engine: EngineUnderTest) -> None:
+    """An engine that never answers holds nobody past the caller's own deadline."""
+    assert engine.arm is not None
+    await engine.arm(Fault(kind="hang"))
+    with trio.move_on_after(0.2) as scope:
+        await engine.backend.generate(engine.request())
+    assert scope.cancelled_caught
+
+
+async def _error_of(engine: EngineUnderTest, request: GenerationRequest) -> BackendError:
+    try:
+        generation = await engine.backend.generate(request)
+    except BackendError as error:
+        return error
+    raise AssertionError(f"no error but {generation}")

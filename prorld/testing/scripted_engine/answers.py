@@ -1,0 +1,89 @@
+"""What the engine says next: from the script, or pseudo-random and repeatable."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from array import array
+from collections.abc import Sequence
+
+import msgspec
+
+from prorld.testing.scripted_engine.script import Script
+
+__all__ = ["Answerer"]
+
+# Sessions whose place in the script is remembered; the oldest are forgotten.
+SESSIONS_MAX = 100_000
+
+
+class _Place(msgspec.Struct):
+    """Where a session is in the script: the turn, and how much of it was said before an abort."""
+
+    turn: int = 0
+    said: int = 0
+
+
+class Answerer:
+    """Chooses the tokens of each call. ``said`` must be told how much of them came out."""
+
+    def __init__(self, script: Script) -> None:
+        self._script = script
+        self._turns = script.turn_ids()
+        self._places: dict[str, _Place] = {}
+
+    def tokens(self, prompt: Sequence[int], session: str, seed: str) -> list[int]:
+        """Everything that would be said here, were there no limit."""
+        if not self._turns:
+            return self._random(prompt, seed)
+        if self._script.pick == "hash":
+            return self._turns[int.from_bytes(_digest(prompt, "")[:4], "big") % len(self._turns)]
+        if self._script.pick == "marker":
+            return self._after_marker(prompt)
+        place = self._place(session)
+        return self._turns[min(place.turn, len(self._turns) - 1)][place.said :]
+
+    def said(self, session: str, count: int, *, aborted: bool) -> None:
+        """A call ended. An aborted one goes on from where it was, any other makes way for the next turn."""
+        place = self._place(session)
+        if aborted:
+            place.said += count
+        else:
+            place.turn += 1
+            place.said = 0
+
+    def _place(self, session: str) -> _Place:
+        place = self._places.get(session)
+        if place is None:
+            place = self._places[session] = _Place()
+            if len(self._places) > SESSIONS_MAX:
+                del self._places[next(iter(self._places))]
+        return place
+
+    def _after_marker(self, prompt: Sequence[int]) -> list[int]:
+        """Stateless: the turn is told by how often turns were opened, what was said of it by what follows the last."""
+        marker = self._script.marker
+        ends = [at + len(marker) for at in _occurrences(prompt, marker)]
+        turn = self._turns[min(max(len(ends) - 1, 0), len(self._turns) - 1)]
+        said = list(prompt[ends[-1] :]) if ends else []
+        return turn[len(said) :] if turn[: len(said)] == said else turn
+
+    def _random(self, prompt: Sequence[int], seed: str) -> list[int]:
+        rng = random.Random(_digest(prompt, seed))  # noqa: S311 - no secret
+        count = 1 + int(rng.expovariate(1 / self._script.random_tokens_mean))
+        return rng.choices(range(self._script.vocabulary), k=count)
+
+
+def _digest(prompt: Sequence[int], seed: str) -> bytes:
+    return hashlib.blake2b(array("i", prompt).tobytes() + seed.encode(), digest_size=16).digest()
+
+
+def _occurrences(ids: Sequence[int], wanted: Sequence[int]) -> list[int]:
+    hay, needle = array("i", ids).tobytes(), array("i", wanted).tobytes()
+    found: list[int] = []
+    at = hay.find(needle)
+    while at >= 0:
+        if at % 4 == 0:
+            found.append(at // 4)
+        at = hay.find(needle, at + 4 - at % 4)
+    return found

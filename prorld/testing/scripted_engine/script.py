@@ -1,0 +1,99 @@
+"""What a scripted engine is told: the model it plays, how fast it is, and what it says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from prorld.testing.byte_tokenizer import IM_END, IM_START, byte_ids
+
+__all__ = ["Fault", "FaultKind", "Latency", "Script", "load_script", "scripted_logprob"]
+
+Seconds = Annotated[float, Meta(ge=0, le=3600)]
+
+FaultKind = Literal[
+    "status",  # answer with ``status``
+    "hang_up",  # close the socket without a word; a client may try again if it had kept the socket
+    "reset",  # begin an answer and close the socket
+    "hang",  # take the request and never answer
+    "slow",  # answer ``seconds`` later than otherwise
+    "truncated",  # half of the body, then close
+    "garbage",  # 200 with a body that is no JSON
+    "lengths",  # one log-probability too few
+    "other_ids",  # log-probabilities of other tokens
+    "nan",  # a log-probability that is not a number
+    "sentinel",  # the value that stands for a missing log-probability
+    "prompt_ids",  # echo another prompt
+    "spans",  # version spans with a gap
+    "too_many",  # more tokens than were asked for
+    "die",  # end the process at once
+]
+
+
+class Latency(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Time that a call takes: fixed, per prompt token that is not cached, per sampled token."""
+
+    fixed_s: Seconds = 0.0
+    prefill_token_s: Seconds = 0.0
+    decode_token_s: Seconds = 0.0
+    reload_s: Seconds = 0.0
+
+
+class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Something that goes wrong with sampling calls: with the next ``count`` that match, or for ever, at this rate."""
+
+    kind: FaultKind
+    count: Annotated[int, Meta(ge=1)] | None = 1
+    rate: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    status: Annotated[int, Meta(ge=400, le=599)] = 500
+    seconds: Seconds = 1.0
+    session: str | None = None
+
+
+class Script(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The whole of it. A turn is a list of token ids, or text of ``byte_tokenizer`` that ends with its end of turn.
+
+    ``pick`` says which turn a call gets: the next one of its session, the one that follows so many occurrences of
+    ``marker`` in the prompt, or one chosen by the prompt's hash. Without turns the answers are pseudo-random.
+    """
+
+    model: str = "scripted"
+    max_model_len: Annotated[int, Meta(ge=2)] = 32768
+    vocabulary: Annotated[int, Meta(ge=8)] = 512
+    turns: list[list[int] | str] = []
+    pick: Literal["session", "marker", "hash"] = "session"
+    marker: tuple[int, ...] = (IM_START, *b"assistant\n")
+    random_tokens_mean: Annotated[float, Meta(gt=0)] = 24.0
+    latency: Latency = Latency()
+    max_running: Annotated[int, Meta(ge=1)] | None = None
+    build: str = "0.33.0"
+    scale_out: bool = True
+    dev_mode: bool = True
+    spans_in_completions: bool = True
+    rejects_while_paused: bool = True
+    faults: list[Fault] = []
+
+    def turn_ids(self) -> list[list[int]]:
+        """All turns as token ids."""
+        return [[*byte_ids(turn), IM_END] if isinstance(turn, str) else turn for turn in self.turns]
+
+
+def load_script(path: Path | None) -> Script:
+    """Read a script from a JSON file; the defaults without one."""
+    return Script() if path is None else msgspec.json.decode(path.read_bytes(), type=Script)
+
+
+def scripted_logprob(token_id: int, position: int) -> float:
+    """The log-probability of a token at an absolute position of its context.
+
+    Tests compute it anew, so a value that is beside its token by one position is found. It is exact in 32 bits.
+    """
+    return -(((token_id * 31 + position) % 97) + 1) / 32
+
+
+def as_builtins(script: Script) -> Any:
+    """The script as it goes into a file."""
+    return msgspec.to_builtins(script)

@@ -1,0 +1,28 @@
+"""Labels of weights and what they mean."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prorld.inference.versions import PolicyVersion, parse_label
+
+
+@given(st.integers(0, 10**9 - 1), st.integers(0, 10**18 - 1))
+def test_our_labels_read_back(epoch: int, version: int) -> None:
+    """Every version survives the way through an engine."""
+    assert parse_label(PolicyVersion(epoch, version).label) == PolicyVersion(epoch, version)
+
+
+@pytest.mark.parametrize(("label", "version"), [("default", 0), (None, 0), ("12", 12)])
+def test_words_of_engines_and_bare_numbers(label: str | None, version: int) -> None:
+    """Weights that were never updated are the first version; a bare number is itself."""
+    assert parse_label(label) == PolicyVersion(0, version)
+
+
+@given(st.text(max_size=30).filter(lambda text: not text.isdigit()))
+def test_foreign_labels_mean_nothing(label: str) -> None:
+    """A label that we did not write is never taken for a version."""
+    if label not in ("default", "base") and not label.startswith("prorld-"):
+        assert parse_label(label) is None
