@@ -47,7 +47,10 @@ async def open_grader(
     limit_s: float = LIMIT_S,
     memory_bytes: int = MEMORY_BYTES,
 ) -> AsyncIterator[Grader[ResultT]]:
-    """A grader for many grades, at most ``children`` at a time; its processes are gone when the block is left."""
+    """A grader for many grades, at most ``children`` at a time; its processes are gone when the block is left.
+
+    Where the function's module has a function ``warm_up()``, a child calls it once before its first grade.
+    """
     grader = Grader(function, result_type, children=children, limit_s=limit_s, memory_bytes=memory_bytes)
     try:
         yield grader

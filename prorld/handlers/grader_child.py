@@ -78,7 +78,11 @@ def main() -> None:
 
 def _load(name: str) -> tuple[Callable[[Any], Any], Any]:
     module_name, _, attribute = name.partition(":")
-    function = getattr(importlib.import_module(module_name), attribute)
+    module = importlib.import_module(module_name)
+    function = getattr(module, attribute)
+    # What a library builds on first use is built here once, and not again in every fork.
+    if (warm_up := getattr(module, "warm_up", None)) is not None:
+        warm_up()
     hints = typing.get_type_hints(function)
     hints.pop("return", None)
     return function, next(iter(hints.values()), Any)
@@ -102,6 +106,7 @@ def _grade_in_fork(control: socket.socket, function: Callable[[Any], Any], takes
         with contextlib.suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)
         _, status = os.waitpid(pid, 0)
+        _drain(log_r, log)
         os.close(answer_r)
         os.close(log_r)
     words = log.decode("utf-8", "replace")
@@ -143,11 +148,23 @@ def _collect(control: socket.socket, answer_r: int, log_r: int, log: bytearray, 
                 if len(body) >= _LENGTH.size and len(body) >= _LENGTH.size + _LENGTH.unpack_from(body)[0]:
                     return bytes(body[_LENGTH.size :]), True
             elif piece:
-                log += piece
-                del log[:-LOG_BYTES]
+                _keep(log, piece)
             else:
                 poll.unregister(log_r)
     return b"", False
+
+
+def _keep(log: bytearray, piece: bytes) -> None:
+    log += piece
+    del log[:-LOG_BYTES]
+
+
+def _drain(log_r: int, log: bytearray) -> None:
+    # The answer can be there before the last words are read; a pipe holds no more than this.
+    os.set_blocking(log_r, False)
+    with contextlib.suppress(BlockingIOError):
+        for _ in range(4):
+            _keep(log, os.read(log_r, 65536))
 
 
 def _be_the_grade(

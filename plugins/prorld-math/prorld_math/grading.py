@@ -13,7 +13,7 @@ from math_verify import LatexExtractionConfig, parse, verify
 from prorld_math.answer import final_answer, is_unreasonable, is_worked_out, same_text
 from prorld_math.paper import MathPaper, MathVerdict
 
-__all__ = ["grade"]
+__all__ = ["grade", "warm_up"]
 
 # It warns about the limits that are switched off, once in every forked child.
 logging.getLogger("math_verify").setLevel(logging.ERROR)
@@ -32,6 +32,17 @@ def grade(paper: MathPaper) -> MathVerdict:
     if paper.simplified and not is_worked_out(answer, gold):
         return MathVerdict(correct=False, answer=answer, how="not_worked_out")
     return MathVerdict(correct=_equal(gold, answer), answer=answer, how="value")
+
+
+def warm_up() -> None:
+    """Build what math-verify and sympy build on first use: without it every grade would, in its own process."""
+    for gold, answer in (
+        ("\\frac{1}{2}", "0.25"),
+        ("2\\sqrt{3}", "\\sqrt{11}"),
+        ("x^2+2x+1", "(x+2)^2"),
+        ("(1,2)", "\\{1\\}"),
+    ):
+        _equal(gold, answer)
 
 
 def _equal(gold: str, answer: str) -> bool:
