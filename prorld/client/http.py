@@ -62,20 +62,21 @@ class Transport:
     def request(self, method: str, path: str, body: bytes | None, *, within_s: float) -> Reply:
         """One request and its whole reply. A kept connection that turns out dead before it answers is replaced once."""
         fresh = self._connection is None
+        reply: Reply | None = None
         try:
-            return self._once(method, path, body, time.monotonic() + within_s)
+            reply = self._once(method, path, body, time.monotonic() + within_s)
         except (http.client.RemoteDisconnected, BrokenPipeError, ConnectionResetError) as exc:
-            self.close()
             if fresh:
                 raise self._lost(exc) from exc
-        except BaseException as exc:
-            self.close()
-            if isinstance(exc, (OSError, http.client.HTTPException)):
-                raise self._lost(exc) from exc
-            raise
+        except (OSError, http.client.HTTPException) as exc:
+            raise self._lost(exc) from exc
+        finally:
+            # Whatever interrupted an exchange, the rest of its reply must not be taken for the next one's.
+            if reply is None:
+                self.close()
         # The daemon had closed an idle connection. It never answered on it, and every call of the contract may be
         # repeated: submits carry an id.
-        return self.request(method, path, body, within_s=within_s)
+        return reply or self.request(method, path, body, within_s=within_s)
 
     def _once(self, method: str, path: str, body: bytes | None, until: float) -> Reply:
         connection = self._connection

@@ -258,3 +258,19 @@ def test_a_server_that_never_answers_is_given_up():
         with pytest.raises(ClientError, match="in time"):
             transport.request("GET", "/", None, within_s=0.1)
         transport.close()
+
+
+def test_an_interrupted_exchange_leaves_nothing_for_the_next(monkeypatch):
+    """After Ctrl-C in the middle of a reply the next call gets its own reply on a new connection."""
+
+    def interrupted(response, until):
+        raise KeyboardInterrupt
+
+    first = {**RECORD, "job_id": "first"}
+    with serving((200, first), (200, RECORD)) as (address, _), Client(address) as client:
+        with monkeypatch.context() as patch:
+            patch.setattr(client._transport, "_body", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                client.get("first")
+        assert client._transport._connection is None
+        assert client.get("j").job_id == "j"
