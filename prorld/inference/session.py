@@ -7,7 +7,7 @@ one. It never renders, never parses text by itself and never chooses an engine.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 import msgspec
@@ -61,12 +61,23 @@ class EngineLease(Protocol):
 class ModelSession:
     """One growing conversation with a leased engine. Implements ``prorld.inference.contract.Model``."""
 
-    def __init__(self, spec: JobSpec, attempt: int, *, renderer: Renderer, lease: EngineLease, lane: Lane) -> None:
+    def __init__(
+        self,
+        spec: JobSpec,
+        attempt: int,
+        *,
+        renderer: Renderer,
+        lease: EngineLease,
+        lane: Lane,
+        on_turn: Callable[[int, Turn], None] | None = None,
+    ) -> None:
+        """``on_turn`` is told the number and the content of every turn in which the policy spoke; it must not block."""
         self._spec = spec
         self._attempt = attempt
         self._renderer = renderer
         self._lease = lease
         self._lane = lane
+        self._on_turn = on_turn
         self._context = TokenContext(renderer)
         self._calls: list[CallRecord] = []
         self._requests = 0
@@ -167,7 +178,7 @@ class ModelSession:
             self._llm_s += trio.current_time() - began
             self._turns += bool(speaking.sampled)
         said = speaking.said or self._cut_off(speaking)
-        return Turn(
+        turn = Turn(
             content=said.content,
             reasoning=said.reasoning,
             tool_calls=said.tool_calls,
@@ -175,6 +186,9 @@ class ModelSession:
             sampled=speaking.sampled,
             stop=StopReason.CONTEXT_FULL if overflow else self._used_up(),
         )
+        if speaking.sampled and self._on_turn is not None:
+            self._on_turn(self._turns - 1, turn)
+        return turn
 
     def _cut_off(self, speaking: _Speaking) -> ParsedTurn:
         """What there is of a turn that was interrupted and finds no room to go on."""

@@ -137,25 +137,29 @@ def test_a_vocabulary_that_makes_no_sense_is_named(
     assert words in caught.value.message
 
 
+ONE = b"GGUF" + struct.pack("<IQQ", 3, 0, 1)
+
+
 @pytest.mark.parametrize(
-    "raw",
+    ("raw", "words"),
     [
-        b"GGML" + bytes(100),
-        b"GGUF" + struct.pack("<IQQ", 1, 0, 0),
-        b"GGUF" + struct.pack(">IQQ", 3, 0, 0),
-        b"GGUF" + struct.pack("<IQQ", 3, 0, ENTRIES_MAX + 1),
-        b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 2**63),
-        b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + text("k") + struct.pack("<IQ", 8, 2**40),
-        b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + text("k") + struct.pack("<IIQ", 9, 10, 2**60),
-        b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + text("k") + struct.pack("<IIQ", 9, 0, ITEMS_MAX + 1),
-        b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + text("k") + struct.pack("<IIQ", 9, 9, 1),
-        b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + text("k") + struct.pack("<I", 99),
+        (b"GGML" + bytes(100), "does not start"),
+        (b"GGUF" + struct.pack("<IQQ", 1, 0, 0), "version 1"),
+        (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "version"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 0, ENTRIES_MAX + 1), "metadata entries, more than"),
+        (ONE + struct.pack("<Q", 2**63), "bytes, more than"),
+        (ONE + text("k") + struct.pack("<IQ", 8, 2**40), "bytes, more than"),
+        (ONE + text("k") + struct.pack("<IIQ", 9, 10, 2**60), "items, more than"),
+        (ONE + text("k") + struct.pack("<IIQ", 9, 8, ITEMS_MAX + 1), "items, more than"),
+        (ONE + text("k") + struct.pack("<IIQ", 9, 9, 1), "unknown type 9"),
+        (ONE + text("k") + struct.pack("<I", 99), "unknown type 99"),
     ],
 )
-def test_a_length_is_checked_before_it_is_used(load: Callable[[bytes], Any], raw: bytes) -> None:
+def test_a_length_is_checked_before_it_is_used(load: Callable[[bytes], Any], raw: bytes, words: str) -> None:
     """No number in the file makes us allocate or loop more than the bounds allow."""
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError) as caught:
         load(raw)
+    assert words in caught.value.message
 
 
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])

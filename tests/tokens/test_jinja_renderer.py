@@ -191,6 +191,20 @@ def test_a_template_that_counts_messages_is_refused() -> None:
         JinjaRenderer(tiny(NUMBERED)).bridge((), [user("next")], ())
 
 
+REPEATING = CHATML.replace(
+    "{{ '<|im_start|>'",
+    "{% if messages[0]['role'] == 'system' and messages | length == 2 %}{{ raise_exception('no') }}{% endif %}"
+    "{% if not loop.first and messages[loop.index0 - 1]['role'] == 'assistant' %}"
+    "{{ messages[loop.index0 - 1]['content'] }}{% endif %}{{ '<|im_start|>'",
+)
+
+
+def test_a_template_that_repeats_the_policy_is_refused() -> None:
+    """Dummies that agree on a delta which holds a text of theirs agree on nothing."""
+    with pytest.raises(RendererError, match="repeats what was said"):
+        JinjaRenderer(tiny(REPEATING)).bridge((), [user("next")], ())
+
+
 @pytest.mark.parametrize("template", [SHOUTING, ECHOING, FORGETFUL])
 def test_a_template_that_changes_texts_is_refused(template: str) -> None:
     """More than stripping is not the text that was given."""
