@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import Iterable
 from typing import Protocol
 
-import trio
-
 from prorld.errors import BackendError, NoBackend
-from prorld.inference.contract import Backend, Capabilities
+from prorld.inference.contract import Capabilities, Generation, GenerationRequest
 from prorld.inference.pool_entry import PoolEntry
 
 __all__ = ["Lease", "LeaseDesk"]
-
-
-# How long a rollout waits for an engine after its own died, before the attempt is given up as the engines' fault.
-MIGRATE_SECONDS_MAX = 60.0
 
 
 class LeaseDesk(Protocol):
@@ -54,23 +47,17 @@ class Lease:
         return f"<Lease on {self.backend_id} for {self._policy!r}>"
 
     @property
-    def backend(self) -> Backend:
-        """The client of the engine held now; to be called inside ``inflight``."""
-        return self._entry.backend
-
-    @property
     def backend_id(self) -> str:
         """The engine held now."""
         return self._entry.backend_id
 
     @property
-    def caps(self) -> Capabilities:
+    def capabilities(self) -> Capabilities:
         """What the last probe of the engine held now found."""
         return self._entry.found
 
-    @asynccontextmanager
-    async def inflight(self) -> AsyncIterator[None]:
-        """Held around one call: waits for a place within the engine's bound, and counts how the call went.
+    async def generate(self, request: GenerationRequest) -> Generation:
+        """Sample on the engine held now, in a place within its bound; how the call went is counted.
 
         ``NoBackend`` says that this engine is gone and that ``migrate`` is the way on.
         """
@@ -82,32 +69,30 @@ class Lease:
             entry.calls_total += 1
             entry.row.inflight += 1
             try:
-                yield
+                generation = await entry.backend.generate(request)
             except BackendError as error:
                 self._desk.failed(entry, error)
                 raise
             finally:
                 entry.row.inflight -= 1
         self._desk.succeeded(entry)
+        return generation
 
     def _assert_there(self, entry: PoolEntry) -> None:
         if not entry.takes_calls:
             state = "removed" if entry.removed else entry.row.state.value
             raise NoBackend(f"engine {entry.backend_id} of policy {self._policy!r} is {state}")
 
-    async def migrate(self, error: BackendError) -> None:
-        """Leave the engine that failed with ``error`` for another one, or come back to it where it is the only one.
+    async def migrate(self) -> None:
+        """Leave the engine for another one, or come back to it where it is the only one.
 
-        Waits a bounded time for an engine, then raises ``NoBackend``. Cancelled or failed, the lease is where it was.
+        Waits for one as long as the caller's scope allows: a job without an engine spends its own budget and does not
+        fail. Cancelled, the lease is where it was.
         """
         before = self._entry
-        entry: PoolEntry | None = None
-        with trio.move_on_after(MIGRATE_SECONDS_MAX):
-            entry = await self._desk.assign(
-                self._policy, group_id=self._group_id, slack=self._slack, avoid=(before.backend_id,)
-            )
-        if entry is None:
-            raise NoBackend(f"policy {self._policy!r} had no engine for {MIGRATE_SECONDS_MAX:g} s") from error
+        entry = await self._desk.assign(
+            self._policy, group_id=self._group_id, slack=self._slack, avoid=(before.backend_id,)
+        )
         self._entry = entry
         self._desk.unassign(before)
         self.migrations += entry is not before

@@ -1,0 +1,49 @@
+"""Where the members of a group go."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prorld.domain.backends import BackendRow, BackendState
+from prorld.inference.affinity import GroupHomes, shared_home, slack_of
+
+ROWS = st.lists(
+    st.builds(
+        BackendRow,
+        backend_id=st.uuids().map(str),
+        leases=st.integers(0, 20),
+        weight=st.sampled_from([0.5, 1.0, 2.0]),
+        state=st.sampled_from(BackendState),
+    ),
+    max_size=6,
+)
+
+
+@given(ROWS, st.data(), st.sampled_from([2.0, 4.0, 8.0]))
+def test_a_home_is_up_known_and_not_much_busier(rows: list[BackendRow], data: st.DataObject, slack: float) -> None:
+    """Whatever the load, a member joins only an engine of its group that is up and within the bound."""
+    names = [row.backend_id for row in rows]
+    homes = data.draw(st.lists(st.sampled_from(names), unique=True)) if names else []
+    avoid = data.draw(st.lists(st.sampled_from(names), unique=True)) if names else []
+    up = [row for row in rows if row.state is BackendState.UP]
+    good = {row.backend_id for row in up if row.leases / row.weight <= min(r.leases / r.weight for r in up) + slack}
+    wanted = [home for home in homes if home in good and home not in avoid]
+    assert shared_home(rows, homes, slack, avoid) == (wanted[0] if wanted else None)
+
+
+def test_the_bound_grows_with_the_group() -> None:
+    """Half a group may pile up on its engine, two at least."""
+    assert [slack_of(size) for size in (1, 4, 8, 16, None)] == [2.0, 2.0, 4.0, 8.0, 4.0]
+
+
+def test_homes_are_remembered_within_a_bound() -> None:
+    """The group used longest ago is forgotten first; an engine that is gone is forgotten everywhere."""
+    homes = GroupHomes(groups_max=2)
+    homes.note("a", "b-1")
+    homes.note("b", "b-1")
+    homes.note("a", "b-2")
+    homes.note("c", "b-3")
+    assert (homes.of("a"), homes.of("b"), homes.of("c"), len(homes)) == (("b-1", "b-2"), (), ("b-3",), 2)
+    homes.forget_backend("b-1")
+    assert homes.of("a") == ("b-2",)
