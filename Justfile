@@ -16,6 +16,7 @@ demo *ARGS: (_env "demo")
     @"{{ bin }}/prorld" demo "$@"
 
 # The command line of prorld, as in `./just prorld --help`.
+[no-cd]
 prorld *ARGS: (_env "demo")
     @"{{ bin }}/prorld" "$@"
 
