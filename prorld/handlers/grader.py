@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import signal
-import socket
 import struct
 import sys
 from collections.abc import AsyncIterator, Mapping
@@ -24,6 +22,7 @@ from prorld.errors import GraderError, boundary
 from prorld.handlers import grader_child
 from prorld.handlers.grader_child import Answer, Hello, Request
 from prorld.kit.cleanup import shielded
+from prorld.kit.process_group import KILL_SECONDS_MAX, ProcessGroup, spawn
 
 __all__ = ["Grader", "open_grader", "run_grader"]
 
@@ -32,7 +31,7 @@ MEMORY_BYTES = 1 << 30
 START_S = 60.0
 # What the child may take beyond a grade's own limit to kill it and say so.
 GRACE_S = 5.0
-CLOSE_S = 2.0
+TERM_S = 2.0
 _LENGTH = struct.Struct("!I")
 
 ResultT = TypeVar("ResultT")
@@ -55,7 +54,7 @@ async def open_grader(
     try:
         yield grader
     finally:
-        with shielded(CLOSE_S * (children + 1), f"closing the grader {function}"):
+        with shielded((TERM_S + KILL_SECONDS_MAX) * children, f"closing the grader {function}"):
             await grader.aclose()
 
 
@@ -161,24 +160,29 @@ class _ChildLostError(Exception):
 
 
 class _Child:
-    """One child process and the socket to it."""
+    """One child process and the pipes to it."""
 
-    def __init__(self, process: trio.Process, stream: trio.SocketStream) -> None:
-        self._process = process
-        self._stream = stream
+    def __init__(self, group: ProcessGroup) -> None:
+        assert group.stdin is not None
+        assert group.stdout is not None
+        self._group = group
+        self._requests = group.stdin
+        self._answers = group.stdout
 
     @classmethod
     async def start(cls, function: str) -> _Child:
         """A child that has imported the function."""
-        ours, theirs = socket.socketpair()
-        with theirs:
-            stream = trio.SocketStream(trio.socket.from_stdlib_socket(ours))
-            try:
-                with boundary(GraderError, f"starting a process for {function}", code="grader_not_started"):
-                    child = cls(await _spawn(theirs), stream)
-            except BaseException:
-                ours.close()
-                raise
+        with boundary(GraderError, f"starting a process for {function}", code="grader_not_started"):
+            child = cls(
+                await spawn(
+                    [sys.executable, "-I", grader_child.__file__],
+                    env=_environment(os.environ),
+                    cwd="/",
+                    stdin="pipe",
+                    stdout="pipe",
+                    stderr="null",
+                )
+            )
         ready: Answer | None = None
         try:
             with trio.move_on_after(START_S):
@@ -204,19 +208,13 @@ class _Child:
         return answer
 
     async def aclose(self) -> None:
-        """End it: closing the socket is the request, the signal comes where that is not heard."""
-        with shielded(CLOSE_S, "killing a grader"):
-            with trio.move_on_after(CLOSE_S / 2):
-                await self._stream.aclose()
-                await self._process.wait()
-            if self._process.returncode is None:
-                with suppress(ProcessLookupError):
-                    os.killpg(self._process.pid, signal.SIGKILL)
-                await self._process.wait()
+        """End it, and the grade that it may be at."""
+        with shielded(TERM_S + KILL_SECONDS_MAX, f"ending {self._group.name}"):
+            await self._group.end(TERM_S)
 
     async def _send(self, body: bytes) -> None:
         try:
-            await self._stream.send_all(_LENGTH.pack(len(body)) + body)
+            await self._requests.send_all(_LENGTH.pack(len(body)) + body)
         except trio.BrokenResourceError as exc:
             raise _ChildLostError from exc
 
@@ -232,29 +230,11 @@ class _Child:
     async def _exactly(self, size: int) -> bytes:
         parts = bytearray()
         while len(parts) < size:
-            piece = await self._stream.receive_some(size - len(parts))
+            piece = await self._answers.receive_some(size - len(parts))
             if not piece:
                 raise _ChildLostError
             parts += piece
         return bytes(parts)
-
-
-async def _spawn(control: socket.socket) -> trio.Process:
-    command = [sys.executable, "-I", grader_child.__file__, str(control.fileno())]
-    null = os.open(os.devnull, os.O_RDWR)
-    try:
-        return await trio.lowlevel.open_process(
-            command,
-            stdin=null,
-            stdout=null,
-            stderr=null,
-            pass_fds=(control.fileno(),),
-            start_new_session=True,
-            cwd="/",
-            env=_environment(os.environ),
-        )
-    finally:
-        os.close(null)
 
 
 def _environment(ours: Mapping[str, str]) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """The child's side of a grader: imports one function, then forks once for each grade.
 
 Started by its path in a fresh interpreter, so that nothing of prorld and no trio is loaded into it; it never starts a
-thread. Its parent is on the other end of one socket, whose end of file makes it kill what it does and leave. What a
+thread. Its parent is on the other end of two pipes; their end of file makes it kill what it does and leave. What a
 grader prints goes into a pipe of which the tail is kept; only the frame with the request's nonce is an answer.
 """
 
@@ -15,7 +15,6 @@ import os
 import resource
 import select
 import signal
-import socket
 import struct
 import sys
 import time
@@ -60,20 +59,34 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def main() -> None:
-    """Serve grades on the socket whose descriptor is the only argument."""
-    control = socket.socket(fileno=int(sys.argv[1]))
-    hello = msgspec.json.decode(_receive(control), type=Hello)
+    """Serve grades: requests on what is standard input at the start, answers on what is standard output."""
+    signal.signal(signal.SIGTERM, _leave)
+    requests, answers = _private_pipes()
+    hello = msgspec.json.decode(_receive(requests), type=Hello)
     sys.path[:] = hello.path
     sys.dont_write_bytecode = True
     try:
         function, takes = _load(hello.function)
     except (Exception, SystemExit, KeyboardInterrupt) as exc:  # noqa: BLE001  (reported to the parent)
-        _send(control.fileno(), Answer(nonce="", what="raised", words=_one_line(exc)))
+        _send(answers, Answer(nonce="", what="raised", words=_one_line(exc)))
         return
-    _send(control.fileno(), Answer(nonce="", what="ready"))
+    _send(answers, Answer(nonce="", what="ready"))
     while True:
-        request = msgspec.json.decode(_receive(control), type=Request)
-        _send(control.fileno(), _grade_in_fork(control, function, takes, request))
+        request = msgspec.json.decode(_receive(requests), type=Request)
+        _send(answers, _grade_in_fork(requests, function, takes, request))
+
+
+def _leave(_signal: int, _frame: object) -> NoReturn:
+    raise SystemExit(0)
+
+
+def _private_pipes() -> tuple[int, int]:
+    requests, answers = os.dup(0), os.dup(1)
+    null = os.open(os.devnull, os.O_RDWR)
+    for standard in (0, 1, 2):
+        os.dup2(null, standard)
+    os.close(null)
+    return requests, answers
 
 
 def _load(name: str) -> tuple[Callable[[Any], Any], Any]:
@@ -88,7 +101,7 @@ def _load(name: str) -> tuple[Callable[[Any], Any], Any]:
     return function, next(iter(hints.values()), Any)
 
 
-def _grade_in_fork(control: socket.socket, function: Callable[[Any], Any], takes: Any, request: Request) -> Answer:
+def _grade_in_fork(requests: int, function: Callable[[Any], Any], takes: Any, request: Request) -> Answer:
     answer_r, answer_w = os.pipe()
     log_r, log_w = os.pipe()
     parent = os.getpid()
@@ -101,7 +114,7 @@ def _grade_in_fork(control: socket.socket, function: Callable[[Any], Any], takes
         os.setpgid(pid, pid)
     log = bytearray()
     try:
-        body, in_time = _collect(control, answer_r, log_r, log, request.limit_s)
+        body, in_time = _collect(requests, answer_r, log_r, log, request.limit_s)
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)
@@ -128,17 +141,17 @@ def _judge(body: bytes, nonce: str, status: int, log: str) -> Answer:
     return msgspec.structs.replace(answer, log=log)
 
 
-def _collect(control: socket.socket, answer_r: int, log_r: int, log: bytearray, limit_s: float) -> tuple[bytes, bool]:
+def _collect(requests: int, answer_r: int, log_r: int, log: bytearray, limit_s: float) -> tuple[bytes, bool]:
     """The answer's bytes (none where the child died), and whether they came in time."""
     deadline = time.monotonic() + limit_s
     poll = select.poll()
-    poll.register(control, select.POLLRDHUP)
+    poll.register(requests, 0)
     poll.register(answer_r, select.POLLIN)
     poll.register(log_r, select.POLLIN)
     body = bytearray()
     while (left := deadline - time.monotonic()) > 0:
         for fd, _ in poll.poll(math.ceil(left * 1000)):
-            if fd == control.fileno():
+            if fd == requests:
                 raise SystemExit(0)
             piece = os.read(fd, 65536)
             if fd == answer_r:
@@ -171,6 +184,7 @@ def _be_the_grade(
     function: Callable[[Any], Any], takes: Any, request: Request, parent: int, answer_w: int, log_w: int
 ) -> NoReturn:
     try:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.setpgid(0, 0)
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
@@ -217,15 +231,15 @@ def _one_line(exc: BaseException) -> str:
     return " ".join("".join(traceback.format_exception_only(exc)).split())[:LOG_BYTES]
 
 
-def _receive(control: socket.socket) -> bytes:
-    (length,) = _LENGTH.unpack(_exactly(control, _LENGTH.size))
-    return _exactly(control, length)
+def _receive(requests: int) -> bytes:
+    (length,) = _LENGTH.unpack(_exactly(requests, _LENGTH.size))
+    return _exactly(requests, length)
 
 
-def _exactly(control: socket.socket, size: int) -> bytes:
+def _exactly(requests: int, size: int) -> bytes:
     parts = bytearray()
     while len(parts) < size:
-        piece = control.recv(min(65536, size - len(parts)))
+        piece = os.read(requests, min(65536, size - len(parts)))
         if not piece:
             raise SystemExit(0)
         parts += piece

@@ -6,6 +6,8 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import trio
 
 from prorld.errors import GraderError
 from prorld.handlers.grader import Grader, open_grader, run_grader
+from prorld.testing.sweep import CancelAtStep
 
 MODULE = """
 import ctypes, os, signal, sys, threading, time
@@ -103,6 +106,15 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 def alive(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
+
+
+def children_of(pid: int) -> list[int]:
+    found: list[int] = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            if int(stat.read_text().rpartition(")")[2].split()[1]) == pid:
+                found.append(int(stat.parent.name))
+    return found
 
 
 async def refused(grader: Grader[Any], what: str, code: str, limit_s: float = 5) -> GraderError:
@@ -239,10 +251,17 @@ async def test_cancelling_a_grade_kills_it_and_keeps_the_slot_free(module: str):
     """The child that was at work is gone when the cancelled call returns; the next grade gets a new one."""
     async with open_grader(f"{module}:act", int, children=1) as grader:
         child = await grader.grade("pid")
-        with trio.move_on_after(0.2) as scope:
-            await grader.grade("loop", limit_s=60)
+        at_work: list[int] = []
+        with trio.CancelScope() as scope:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(partial(grader.grade, "loop", limit_s=60))
+                while not at_work:
+                    await trio.sleep(0.01)
+                    at_work = children_of(child)
+                scope.cancel()
         assert scope.cancelled_caught
         assert not alive(child)
+        assert not alive(at_work[0])
         assert await grader.grade("pid") != child
 
 
@@ -268,3 +287,29 @@ async def test_no_process_is_left_when_the_block_ends(module: str):
         child = await grader.grade("pid")
         assert alive(child)
     assert not alive(child)
+
+
+@pytest.mark.slow
+def test_a_grade_cancelled_at_any_step_leaves_nothing(module: str):
+    """Once for each scheduler step, with a cancel at that step: no process and no descriptor is left."""
+
+    async def scenario(victim: trio.CancelScope) -> None:
+        with victim:
+            async with open_grader(f"{module}:act", int, children=1) as grader:
+                await grader.grade("pid")
+                await grader.grade("count")
+
+    def run(step: int) -> CancelAtStep:
+        scope = trio.CancelScope()
+        instrument = CancelAtStep(scope, step)
+        trio.run(scenario, scope, instruments=[instrument])
+        return instrument
+
+    run(10_000)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    step = 1
+    while run(step).fired:
+        assert children_of(os.getpid()) == []
+        step += 1
+    assert step > 10
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
