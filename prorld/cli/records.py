@@ -54,7 +54,8 @@ def one_line(record: JobRecord) -> str:
     words = [record.job_id, record.outcome.kind.value, f"reward {number(record.reward)}"]
     if record.verdict is not None:
         words.append(record.verdict.value)
-    words += [f"{record.turns} turns", f"{record.tokens.sampled} tokens sampled", seconds(worked_s(record))]
+    turns = f"{record.turns} turn{'' if record.turns == 1 else 's'}"
+    words += [turns, f"{record.tokens.sampled} tokens sampled", seconds(worked_s(record))]
     if record.outcome.message:
         words.append(clean(record.outcome.message).replace("\n", " "))
     return "  ".join(words)
