@@ -22,7 +22,7 @@ from prorld.domain.outcome import OutcomeKind
 from prorld.errors import Conflict, Forgotten, Impossible, NotFound, Overloaded, RequestError
 from prorld.handlers.registry import Registry, accept
 from prorld.kit.cleanup import shielded
-from prorld.kit.mailbox import Mailbox, Reply
+from prorld.kit.mailbox import Mailbox, MailboxClosed, Reply
 from prorld.rollout.document import kept_bytes, trajectory
 from prorld.rollout.entry import JobEntry
 from prorld.rollout.life import World, live
@@ -111,7 +111,11 @@ class Supervisor:
         def message(reply: Reply[Accepted]) -> Submit:
             return Submit(request, tenant, words, len(body), reply)
 
-        accepted = await self._mailbox.ask(message)
+        try:
+            accepted = await self._mailbox.ask(message)
+        except MailboxClosed as exc:
+            # What is accepted is answered first, so a question that is open at the end was not accepted.
+            raise self._refuse_draining() from exc
         return accepted.record, accepted.is_new
 
     def _accept(self, message: Submit, nursery: trio.Nursery) -> Accepted:
@@ -123,7 +127,7 @@ class Supervisor:
             if known is not None:
                 return Accepted(known.record(), is_new=False)
         if self._draining:
-            raise Overloaded("the daemon is draining", retry_after_s=RETRY_AFTER_DRAIN_S, code="draining")
+            raise self._refuse_draining()
         if len(self._live) >= self._limits.jobs_max:
             raise Overloaded(f"{len(self._live)} jobs are accepted already", retry_after_s=RETRY_AFTER_FULL_S)
         entry = self._entry(message, self._spec(request, tenant))
@@ -134,6 +138,9 @@ class Supervisor:
         self._world.metrics.job_accepted(entry.spec.handler)
         log.info("job.queued", job_id=entry.spec.job_id, handler=entry.spec.handler, tenant=tenant)
         return Accepted(entry.record(), is_new=True)
+
+    def _refuse_draining(self) -> Overloaded:
+        return Overloaded("the daemon is draining", retry_after_s=RETRY_AFTER_DRAIN_S, code="draining")
 
     def _spec(self, request: SubmitJob, tenant: str) -> JobSpec:
         if request.policy not in self._policies:

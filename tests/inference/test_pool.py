@@ -161,7 +161,7 @@ async def test_a_dead_engine_is_lost_and_its_jobs_move(autojump_clock: MockClock
         async with it.pool.lease("default") as lease:
             assert lease.backend_id == first
             it.fakes["http://one"].die()
-            with pytest.raises(BackendError) as caught:
+            with pytest.raises(BackendError):
                 await call(lease)
             assert it.state(first) == "down"
             await lease.migrate()
@@ -230,7 +230,7 @@ async def test_a_busy_engine_and_a_bad_request_are_no_strikes(autojump_clock: Mo
 
 
 async def test_the_only_engine_is_come_back_to(autojump_clock: MockClock) -> None:
-    """With one engine, migrating after a hiccup is staying; after its death it is waiting, for as long as the caller has."""
+    """With one engine, migrating after a hiccup is staying; after its death it is waiting, as long as the caller does."""
     async with world() as it:
         name = await it.add("one")
         async with it.pool.lease("default") as lease:
@@ -271,7 +271,7 @@ async def test_removing_moves_leases_at_their_next_call(autojump_clock: MockCloc
             await trio.sleep(0.5)
             await it.pool.remove(first)
             await trio.sleep(1)
-            with pytest.raises(NoBackend) as caught:
+            with pytest.raises(NoBackend):
                 await call(lease)
             await lease.migrate()
             assert lease.backend_id == second

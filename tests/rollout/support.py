@@ -1,0 +1,136 @@
+"""A rollout room on fakes: the real supervisor, pool and sessions over engines and sandboxes that exist in name only."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import trio
+
+from prorld.domain.job import JobSpec
+from prorld.domain.outcome import DEFAULT_VERDICTS
+from prorld.handlers.registry import Registry
+from prorld.inference.contract import Turn
+from prorld.inference.pool import BackendPool
+from prorld.inference.session import ModelSession
+from prorld.kit.lanes import Lane
+from prorld.metrics import Metrics
+from prorld.rollout.clock import SystemClock
+from prorld.rollout.life import World
+from prorld.rollout.stages import Gates
+from prorld.rollout.supervisor import Supervisor, SupervisorLimits
+from prorld.testing.byte_tokenizer import write_byte_tokenizer
+from prorld.testing.fake_backend import FakeBackend
+from prorld.testing.fake_sandbox import FakeRuntime
+from prorld.testing.handlers import FakeHandler
+from prorld.testing.scripted_engine.script import Script
+from prorld.tokens.jinja_renderer import JinjaRenderer
+from prorld.tokens.tokenizer import HfTokenizer
+from prorld.wire.jobs import JobRecord, SubmitJob
+from prorld.wire.ops import AddBackend
+
+
+@cache
+def byte_renderer() -> JinjaRenderer:
+    """One renderer for all tests; it holds nothing of a job."""
+    with tempfile.TemporaryDirectory() as directory:
+        return JinjaRenderer(HfTokenizer.from_directory(write_byte_tokenizer(Path(directory))))
+
+
+class Models:
+    """Sessions on the pool, all with one renderer: nothing is loaded in a thread, so virtual time may jump."""
+
+    def __init__(self, pool: BackendPool) -> None:
+        self._pool = pool
+        self._lane = Lane("tests", 1)
+
+    @asynccontextmanager
+    async def open(
+        self, spec: JobSpec, attempt: int, on_turn: Callable[[int, Turn], None]
+    ) -> AsyncIterator[ModelSession]:
+        """As ``PooledModels``."""
+        async with self._pool.lease(spec.policy, group_id=spec.group_id) as lease:
+            yield ModelSession(
+                spec, attempt, renderer=byte_renderer(), lease=lease, lane=self._lane, on_turn=on_turn
+            )
+
+
+class Room:
+    """Everything a test looks at."""
+
+    def __init__(
+        self,
+        *,
+        backends: Sequence[FakeBackend] | None = None,
+        runtime: FakeRuntime | None = None,
+        workers: tuple[int, int, int] = (4, 4, 4),
+        limits: SupervisorLimits | None = None,
+    ) -> None:
+        self.backends = list(backends) if backends is not None else [FakeBackend(Script())]
+        self.runtime = runtime or FakeRuntime()
+        waiting = {backend.url: backend for backend in self.backends}
+        self.pool = BackendPool({"vllm": lambda request: waiting[request.url]})
+        self.metrics = Metrics()
+        self.gates = Gates(init=workers[0], run=workers[1], eval=workers[2])
+        self.registry = Registry()
+        self.registry.add(FakeHandler())
+        self.world = World(
+            gates=self.gates,
+            runtime=self.runtime,
+            models=Models(self.pool),
+            clock=SystemClock(),
+            boot_id="test",
+            verdicts=DEFAULT_VERDICTS,
+            metrics=self.metrics,
+        )
+        self.supervisor = Supervisor(
+            self.world, self.registry, policies=["default"], limits=limits or SupervisorLimits()
+        )
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Pool and supervisor, until cancelled."""
+        async with trio.open_nursery() as nursery:
+            await nursery.start(self.pool.run)
+            for backend in self.backends:
+                await self.pool.add(AddBackend(url=backend.url, kind="vllm"))
+            await nursery.start(self.supervisor.run)
+            task_status.started()
+
+    async def submit(self, job_id: str, instance: dict[str, Any] | None = None, **fields: Any) -> JobRecord:
+        """Accept a job of the fake handler."""
+        body = {"job_id": job_id, "handler": "fake", "instance": instance or {}, **fields}
+        request = msgspec.convert(body, SubmitJob)
+        record, _ = await self.supervisor.submit(request, "tests")
+        return record
+
+    async def finish(self, job_id: str, instance: dict[str, Any] | None = None, **fields: Any) -> JobRecord:
+        """Accept a job and wait for its end."""
+        await self.submit(job_id, instance, **fields)
+        return await self.supervisor.wait_done(job_id, "tests")
+
+    def assert_clean(self) -> None:
+        """Nothing is left: no sandbox, no engine call, no lease, no place in a gate, nothing in a mailbox."""
+        assert not self.runtime.live, self.runtime.live
+        for backend in self.backends:
+            assert not backend.live, backend.live
+        for info in self.pool.list().items:
+            assert (info.leases, info.inflight) == (0, 0), info
+        stages = self.supervisor.stages()
+        for gate in (stages.init, stages.run, stages.eval):
+            assert (gate.active, gate.waiting) == (0, 0), stages
+        assert self.supervisor.mailbox_used() == 0
+
+
+@asynccontextmanager
+async def room(**options: Any) -> AsyncIterator[Room]:
+    """A room that runs for the length of the block, and is clean when its jobs have ended."""
+    made = Room(**options)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(made.run)
+        yield made
+        nursery.cancel_scope.cancel()
