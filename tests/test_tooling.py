@@ -181,6 +181,70 @@ def test_half_made_tools_are_made_again(machine: Machine):
     assert machine.run("test")[0] == 0
 
 
+PIP_SETTINGS = r"""#!/bin/sh
+[ "$*" = "-m pip config list" ] || exit 1
+cat <<'END'
+:env:.find-links='/wheels/one /wheels/two'
+global.cert='/etc/my ca.pem'
+global.extra-index-url='\nhttps-a\nhttps-b'
+global.index-url='from-the-file'
+install.index-url='from-the-section'
+END
+"""
+
+
+def clone_with_env_script(home: Path) -> Path:
+    """As much of a clone as scripts/env looks at, with a uv that only tells what it was told."""
+    for folder in ("scripts", "requirements", "plugins/some", "tools"):
+        (home / folder).mkdir(parents=True)
+    shutil.copy(ROOT / "scripts/env", home / "scripts/env")
+    for name in ("requirements/demo.lock", "requirements/dev.lock", "pyproject.toml", "plugins/some/pyproject.toml"):
+        (home / name).write_text("")
+    uv = "case $1 in venv) mkdir -p .venv/bin; : >.venv/bin/python; chmod +x .venv/bin/python ;; esac\n"
+    told = 'echo "$*|${UV_DEFAULT_INDEX-}|${UV_INDEX-}|${UV_FIND_LINKS-}|${SSL_CERT_FILE-}" >>told\n'
+    for name, script in (("uv", f"#!/bin/sh\n{told}{uv}"), ("python", PIP_SETTINGS)):
+        (home / "tools" / name).write_text(script)
+        (home / "tools" / name).chmod(0o755)
+    return home
+
+
+def make_env(clone: Path, profile: str, **more: str) -> list[str]:
+    """Run scripts/env; what uv was told this time."""
+    (clone / "told").unlink(missing_ok=True)
+    env = {"PATH": os.environ["PATH"], "HOME": str(clone), "PRORLD_UV": str(clone / "tools/uv"), **more}
+    subprocess.run([clone / "scripts/env", profile], env=env, check=True, stdin=subprocess.DEVNULL)
+    return (clone / "told").read_text().splitlines() if (clone / "told").exists() else []
+
+
+def test_what_pip_was_told_is_handed_to_uv(tmp_path: Path):
+    """Index, further indexes, find-links and certificate, each from the most special place that names it."""
+    told = make_env(clone_with_env_script(tmp_path), "demo")
+    assert [line.split("|")[0].split(" --")[0] for line in told] == ["venv", "pip install", "pip install"]
+    for line in told:
+        _, index, more, links, cert = line.split("|")
+        assert (index, more.split(), links) == ("from-the-section", ["https-a", "https-b"], "/wheels/one,/wheels/two")
+        assert cert == "/etc/my ca.pem"
+    assert told[-1].split("|")[0].endswith("-e . -e plugins/some")
+
+
+def test_what_uv_was_told_itself_wins(tmp_path: Path):
+    """Whoever has set uv up has meant it."""
+    told = make_env(clone_with_env_script(tmp_path), "demo", UV_DEFAULT_INDEX="mine")
+    assert {line.split("|", 1)[1] for line in told} == {"mine|||"}
+
+
+def test_an_environment_that_is_current_is_left_alone(tmp_path: Path):
+    """The second call does nothing; demo is part of dev; a changed lock or plugin is noticed."""
+    clone = clone_with_env_script(tmp_path)
+    assert make_env(clone, "demo")
+    assert not make_env(clone, "demo")
+    assert make_env(clone, "dev")
+    assert not make_env(clone, "demo")
+    (clone / "plugins/some/pyproject.toml").write_text("[project]\n")
+    assert make_env(clone, "demo")
+    assert make_env(clone, "dev")
+
+
 def test_the_kinds_of_real_tests_that_are_missing_are_said():
     """Asking for tests that do not exist is a failure with a sentence, not an empty success."""
     for name, words in (("slurm", "no tests on a real slurm yet"), ("nonsense", "is none of")):
