@@ -230,7 +230,7 @@ async def test_a_busy_engine_and_a_bad_request_are_no_strikes(autojump_clock: Mo
 
 
 async def test_the_only_engine_is_come_back_to(autojump_clock: MockClock) -> None:
-    """With one engine, migrating after a hiccup is staying; after its death it is waiting, as long as the caller does."""
+    """With one engine, migrating after a hiccup is staying; after its death it is waiting, while the caller does."""
     async with world() as it:
         name = await it.add("one")
         async with it.pool.lease("default") as lease:
