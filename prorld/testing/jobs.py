@@ -7,7 +7,8 @@ group, that of the stage's nursery.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import trio
@@ -18,8 +19,8 @@ from prorld.domain.outcome import StopReason
 from prorld.errors import HandlerError
 from prorld.handlers.base import AgentHandler, Grade, RunResult
 from prorld.handlers.registry import accept
-from prorld.inference.contract import Model, Turn
-from prorld.sandbox.contract import Sandbox, SandboxSpec
+from prorld.inference.contract import Turn
+from prorld.sandbox.contract import Sandbox, SandboxRuntime, SandboxSpec
 
 __all__ = ["FakeJob", "HandlerRun", "ScriptedModel", "run_handler"]
 
@@ -75,44 +76,61 @@ class ScriptedModel:
         self.transcript += messages
 
 
-class FakeJob(msgspec.Struct, kw_only=True):
-    """A ``JobContext`` in memory. ``spare_sandbox`` is what ``open_sandbox`` hands out."""
+class FakeJob:
+    """A ``JobContext`` in memory. Its sandbox is one of ``runtime``, in a task of ``nursery``."""
 
-    instance: Any
-    model: Model
-    transcript: list[Message]
-    nursery: trio.Nursery
-    job_id: str = "job"
-    attempt: int = 1
-    sampling: Sampling = Sampling()
-    limits: AgentLimits = AgentLimits()
-    metadata: dict[str, Any] = {}
-    spare_sandbox: Sandbox | None = None
-    open_spec: SandboxSpec | None = None
-    tool_seconds: list[tuple[str, float]] = []
-    events: list[tuple[str, dict[str, Any]]] = []
+    job_id = "job"
+    attempt = 1
+
+    def __init__(
+        self,
+        instance: Any,
+        model: ScriptedModel,
+        nursery: trio.Nursery,
+        *,
+        limits: AgentLimits | None = None,
+        runtime: SandboxRuntime | None = None,
+    ) -> None:
+        self.instance = instance
+        self.model = model
+        self.nursery = nursery
+        self.limits = limits or AgentLimits()
+        self.sampling = Sampling()
+        self.metadata: dict[str, Any] = {}
+        self.tool_seconds: list[tuple[str, float]] = []
+        self.events: list[tuple[str, dict[str, Any]]] = []
+        self._runtime = runtime
+        self._open: _OpenSandbox | None = None
+
+    @property
+    def transcript(self) -> Sequence[Message]:
+        """What was said so far."""
+        return self.model.transcript
 
     @property
     def sandbox(self) -> Sandbox:
-        """The sandbox, where one was opened."""
-        if self.open_spec is None or self.spare_sandbox is None:
+        """The sandbox, where one is open."""
+        if self._open is None:
             raise HandlerError("the job has no sandbox")
-        return self.spare_sandbox
+        return self._open.sandbox
 
     async def open_sandbox(self, spec: SandboxSpec) -> Sandbox:
-        """Hand out the one there is."""
-        await trio.lowlevel.checkpoint()
-        if self.open_spec is not None:
+        """Start one."""
+        if self._open is not None:
             raise HandlerError("the job already has a sandbox")
-        if self.spare_sandbox is None:
-            raise HandlerError("run_handler was not given a sandbox")
-        self.open_spec = spec
-        return self.spare_sandbox
+        if self._runtime is None:
+            raise HandlerError("run_handler was not given a runtime")
+        opened: _OpenSandbox = await self.nursery.start(_keep_sandbox, self._runtime, spec, name="sandbox")
+        self._open = opened
+        return opened.sandbox
 
     async def close_sandbox(self) -> None:
-        """Take it away."""
+        """End it, and return when it is gone."""
         await trio.lowlevel.checkpoint()
-        self.open_spec = None
+        if self._open is not None:
+            ending, self._open = self._open, None
+            ending.scope.cancel()
+            await ending.gone.wait()
 
     def tool_used(self, name: str, seconds: float) -> None:
         """Keep the name and the time."""
@@ -123,6 +141,30 @@ class FakeJob(msgspec.Struct, kw_only=True):
         self.events.append((what, facts))
 
 
+class _OpenSandbox(NamedTuple):
+    sandbox: Sandbox
+    scope: trio.CancelScope
+    gone: trio.Event
+
+
+async def _keep_sandbox(
+    runtime: SandboxRuntime,
+    spec: SandboxSpec,
+    *,
+    task_status: trio.TaskStatus[_OpenSandbox] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    gone = trio.Event()
+    try:
+        with trio.CancelScope() as scope:
+            async with trio.open_nursery() as nursery:
+                sandbox: Sandbox = await nursery.start(
+                    partial(runtime.run, spec, sandbox_id="sandbox-1", job_id=FakeJob.job_id)
+                )
+                task_status.started(_OpenSandbox(sandbox, scope, gone))
+    finally:
+        gone.set()
+
+
 class HandlerRun(msgspec.Struct, frozen=True, kw_only=True):
     """What a handler made of a script."""
 
@@ -130,6 +172,7 @@ class HandlerRun(msgspec.Struct, frozen=True, kw_only=True):
     grade: Grade
     transcript: list[Message]
     tool_calls: list[str]
+    events: list[tuple[str, dict[str, Any]]]
 
 
 async def run_handler(
@@ -137,7 +180,7 @@ async def run_handler(
     instance: Mapping[str, Any],
     *,
     turns: Sequence[Turn | str],
-    sandbox: Sandbox | None = None,
+    runtime: SandboxRuntime | None = None,
     limits: AgentLimits | None = None,
 ) -> HandlerRun:
     """Run one instance through INIT, RUN and EVAL against a scripted policy. The handler has to be open.
@@ -146,20 +189,19 @@ async def run_handler(
     """
     model = ScriptedModel(turns)
     async with trio.open_nursery() as nursery:
-        job = FakeJob(
-            instance=accept(handler, instance, limits or AgentLimits()),
-            model=model,
-            transcript=model.transcript,
-            nursery=nursery,
-            limits=limits or AgentLimits(),
-            spare_sandbox=sandbox,
-        )
+        decoded = accept(handler, instance, limits or AgentLimits())
+        job = FakeJob(decoded, model, nursery, limits=limits, runtime=runtime)
         await handler.init(job)
         result = await handler.run(job)
         if not handler.grades_in_sandbox:
             await job.close_sandbox()
         grade = await handler.evaluate(job, result)
+        await job.close_sandbox()
         nursery.cancel_scope.cancel()
     return HandlerRun(
-        result=result, grade=grade, transcript=model.transcript, tool_calls=[name for name, _ in job.tool_seconds]
+        result=result,
+        grade=grade,
+        transcript=model.transcript,
+        tool_calls=[name for name, _ in job.tool_seconds],
+        events=job.events,
     )

@@ -10,7 +10,9 @@ import trio
 from prorld.domain.messages import Message, ToolCall, system, user
 from prorld.domain.outcome import StopReason
 from prorld.errors import BackendError, BadRequest, GraderError, HandlerError, SandboxError
+from prorld.handlers import Grade, JobContext, RunResult
 from prorld.inference.contract import Turn
+from prorld.testing.fake_sandbox import FakeRuntime
 from prorld.testing.handlers import FakeHandler, FakeInstance, check_handler
 from prorld.testing.jobs import ScriptedModel, run_handler
 
@@ -64,8 +66,37 @@ async def test_a_stage_takes_the_seconds_it_is_told_or_for_ever(autojump_clock: 
 
 async def test_a_handler_without_its_sandbox_says_so():
     """The author forgot to hand one in."""
-    with pytest.RaisesGroup(pytest.RaisesExc(HandlerError, match="not given a sandbox")):
+    with pytest.RaisesGroup(pytest.RaisesExc(HandlerError, match="not given a runtime")):
         await run_handler(FakeHandler(), {"sandbox": True}, turns=["hello"])
+
+
+class Peeking(FakeHandler):
+    """Looks into its sandbox in RUN and, wrongly, in EVAL."""
+
+    async def run(self, job: JobContext[FakeInstance]) -> RunResult:
+        assert (await job.sandbox.bash("echo here")).text == "here\n"
+        return await super().run(job)
+
+    async def evaluate(self, job: JobContext[FakeInstance], result: RunResult) -> Grade:
+        await job.sandbox.bash("echo still here")
+        return Grade(reward=1.0)
+
+
+class PeekingAllowed(Peeking):
+    """Says that it does."""
+
+    grades_in_sandbox = True
+
+
+async def test_a_sandbox_is_there_in_run_and_gone_in_eval_unless_the_handler_grades_in_it():
+    """As in the daemon, a handler finds out before it is used; at the end nothing is left."""
+    runtime = FakeRuntime()
+    with pytest.RaisesGroup(pytest.RaisesExc(HandlerError, match="no sandbox")):
+        await run_handler(Peeking(), {"sandbox": True}, turns=["hello"], runtime=runtime)
+    run = await run_handler(PeekingAllowed(), {"sandbox": True}, turns=["hello"], runtime=runtime)
+    assert run.grade.reward == 1.0
+    assert runtime.starts == 2
+    assert not runtime.live
 
 
 async def test_an_instance_is_decoded_as_in_the_daemon():

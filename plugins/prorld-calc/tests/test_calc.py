@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,7 +11,8 @@ from hypothesis import strategies as st
 from prorld.agents import Act, Answer, Malformed
 from prorld.domain.job import AgentLimits
 from prorld.domain.outcome import StopReason
-from prorld.handlers import CommandResult, Impossible, SandboxError, Turn
+from prorld.handlers import CommandResult, Impossible, Turn
+from prorld.testing.fake_sandbox import FakeRuntime
 from prorld.testing.handlers import check_handler
 from prorld.testing.jobs import run_handler
 from prorld_calc.generate import main, make_instances
@@ -22,39 +22,22 @@ from prorld_calc.language import HINT, CalcDialect, problem_with
 INSTANCE = {"question": "What is 769 plus 377 minus 824?", "answer": 322}
 
 
-class Abacus:
+def abacus(session: str, code: str) -> CommandResult:
     """A sandbox whose Python prints sums; all that the calculator may ask of one."""
-
-    sandbox_id = "s"
-    workdir = "/work"
-
-    def __init__(self, answer: CommandResult | None = None) -> None:
-        self.cells: list[str] = []
-        self._answer = answer
-
-    async def python(self, code: str, *, limit_s: float = 30.0) -> CommandResult:
-        self.cells.append(code)
-        if self._answer is not None:
-            return self._answer
-        printed: list[object] = []
-        try:
-            exec(code, {"__builtins__": {"print": printed.append}})
-        except (SyntaxError, TypeError, ValueError) as exc:
-            return CommandResult(exit_code=1, output=repr(exc).encode())
-        return CommandResult(exit_code=0, output=f"{printed[0]}\n".encode())
-
-    async def bash(self, command: str, *, limit_s: float = 30.0) -> CommandResult:
-        raise SandboxError("no shell here")
-
-    async def read_file(self, path: str, *, max_bytes: int = 1 << 20) -> bytes:
-        raise FileNotFoundError(path)
-
-    async def write_file(self, path: str, data: bytes) -> None:
-        raise OSError(path)
+    assert session == "python"
+    printed: list[object] = []
+    try:
+        exec(code, {"__builtins__": {"print": printed.append}})
+    except (SyntaxError, TypeError, ValueError) as exc:
+        return CommandResult(exit_code=1, output=repr(exc).encode())
+    return CommandResult(exit_code=0, output=f"{printed[0]}\n".encode())
 
 
-async def play(*said: str, sandbox: Any = None):
-    return await run_handler(CalcHandler(), INSTANCE, turns=list(said), sandbox=sandbox or Abacus())
+async def play(*said: str | Turn, runtime: FakeRuntime | None = None):
+    runtime = runtime or FakeRuntime(abacus)
+    run = await run_handler(CalcHandler(), INSTANCE, turns=list(said), runtime=runtime)
+    assert not runtime.live
+    return run
 
 
 async def test_the_handler_keeps_the_contract():
@@ -97,12 +80,7 @@ async def test_a_hint_can_be_followed():
 
 async def test_an_answer_that_was_cut_off_does_not_count():
     """More digits could have followed."""
-    run = await run_handler(
-        CalcHandler(),
-        INSTANCE,
-        turns=[Turn(content="ANSWER: 322", sampled=9, truncated=True)],
-        sandbox=Abacus(),
-    )
+    run = await play(Turn(content="ANSWER: 322", sampled=9, truncated=True))
     assert run.result.stop is StopReason.MAX_TOKENS
     assert run.grade.reward == 0.0
 
@@ -126,9 +104,9 @@ async def test_an_answer_that_was_cut_off_does_not_count():
 )
 async def test_what_is_not_a_plain_sum_never_reaches_the_sandbox(expression: str):
     """The alphabet is narrow and powers are not in it."""
-    sandbox = Abacus()
-    run = await play(f"CALC: {expression}", "ANSWER: 322", sandbox=sandbox)
-    assert not sandbox.cells
+    runtime = FakeRuntime(abacus)
+    run = await play(f"CALC: {expression}", "ANSWER: 322", runtime=runtime)
+    assert runtime.calls == 0
     last = [m.content for m in run.transcript if m.role == "user"][-1]
     assert last.startswith("RESULT: error, ") or last == HINT
     assert run.grade.reward == 1.0
@@ -155,14 +133,16 @@ async def test_a_sum_that_python_refuses_is_an_error_result(expression: str):
 )
 async def test_only_a_single_number_is_a_result(answer: CommandResult):
     """Anything else that a sandbox prints is an error result."""
-    run = await play("CALC: 2 + 3", "ANSWER: 1", sandbox=Abacus(answer))
+    run = await play("CALC: 2 + 3", "ANSWER: 1", runtime=FakeRuntime(lambda *_: answer))
     assert [m.content for m in run.transcript if m.role == "user"][-1].startswith("RESULT: error")
 
 
 async def test_a_job_may_not_ask_for_other_tools():
     """The calculator is the task."""
     with pytest.RaisesGroup(Impossible):
-        await run_handler(CalcHandler(), INSTANCE, turns=[], sandbox=Abacus(), limits=AgentLimits(tools=["bash"]))
+        await run_handler(
+            CalcHandler(), INSTANCE, turns=[], runtime=FakeRuntime(abacus), limits=AgentLimits(tools=["bash"])
+        )
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,9 @@ import trio
 from prorld.domain.job import AgentLimits
 from prorld.domain.messages import ToolCall
 from prorld.errors import BadRequest
-from prorld.handlers import CommandResult, GraderError, HandlerError, SandboxError, Turn, open_grader
+from prorld.handlers import CommandResult, GraderError, HandlerError, Turn, open_grader
 from prorld.handlers.registry import decode_instance
+from prorld.testing.fake_sandbox import FakeRuntime
 from prorld.testing.handlers import check_handler
 from prorld.testing.jobs import run_handler
 from prorld_math import MathInstance, examples
@@ -143,23 +144,10 @@ async def test_hostile_answers_end_within_the_limits():
             assert not verdict.correct, case
 
 
-class Terminal:
+def terminal(session: str, code: str) -> CommandResult:
     """A sandbox that answers every cell with 34."""
-
-    sandbox_id = "s"
-    workdir = "/work"
-
-    async def python(self, code: str, *, limit_s: float = 30.0) -> CommandResult:
-        return CommandResult(exit_code=0, output=b"34\n")
-
-    async def bash(self, command: str, *, limit_s: float = 30.0) -> CommandResult:
-        raise SandboxError("no shell here")
-
-    async def read_file(self, path: str, *, max_bytes: int = 1 << 20) -> bytes:
-        raise FileNotFoundError(path)
-
-    async def write_file(self, path: str, data: bytes) -> None:
-        raise OSError(path)
+    assert session == "python"
+    return CommandResult(exit_code=0, output=b"34\n")
 
 
 INSTANCE = {"problem": "What is 17 times 2?", "answer": "34"}
@@ -191,7 +179,7 @@ async def test_the_handler_keeps_the_contract():
 async def test_a_problem_is_solved_with_a_tool(handler: MathHandler):
     """A cell in the sandbox, then the boxed answer."""
     call = Turn(content="", tool_calls=(ToolCall(id="1", name="python", arguments={"code": "17*2"}),), sampled=9)
-    run = await run_handler(handler, INSTANCE, turns=[call, r"It is \boxed{34}."], sandbox=Terminal())
+    run = await run_handler(handler, INSTANCE, turns=[call, r"It is \boxed{34}."], runtime=FakeRuntime(terminal))
     assert run.grade.reward == 1.0
     assert run.grade.parts == {"correct": 1.0, "answered": 1.0}
     assert run.tool_calls == ["python"]
