@@ -153,7 +153,7 @@ def _call(call: CallRecord, place: int, branches: Sequence[BranchLike]) -> Itera
     if call.n != place:
         yield bad("call_order", f"call {place} calls itself {call.n}")
     if not 0 <= call.branch < len(branches):
-        yield bad("call_branch", f"there is no branch {call.branch}")
+        yield bad("unknown_branch", f"there is no branch {call.branch}")
         return
     if call.sampled_len < 1:
         yield bad("call_empty", "a call that sampled nothing is none")

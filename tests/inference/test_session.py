@@ -239,7 +239,8 @@ async def test_a_turn_interrupted_at_its_last_token_is_over() -> None:
     lease = ScriptedLease(partly("half"))
     session = await opened(lease)
     turn = await session.turn(max_tokens=4)
-    assert (turn.content, turn.truncated, len(lease.requests)) == ("half", True, 1)
+    assert (turn.content, turn.truncated, turn.stop, len(lease.requests)) == ("half", True, None, 1)
+    assert session.branches[0].segments[-1].message == session.transcript[-1]
     assert session.transcript[-1].content == "half"
     sound(session)
 
