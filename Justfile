@@ -34,7 +34,7 @@ test-real *NAMES: (_env "dev")
 
 # The long cancel sweep: each scenario once per scheduler step with a cancel there, over SEEDS seeds.
 sim SEEDS="100": (_env "dev")
-    PRORLD_SIM_SEEDS="$1" "{{ bin }}/pytest" tests/sim
+    PRORLD_SWEEP_SEEDS="$1" "{{ bin }}/pytest" -s tests/rollout/test_sweep.py
 
 # Format, lint, types and the order of the layers. Changes nothing.
 check: (_env "dev")
