@@ -25,6 +25,18 @@ async def test_a_malformed_upgrade_with_a_trailing_byte_ends_nothing(nursery, wo
     await world.is_alive()
 
 
+async def test_http_2_is_not_offered(nursery, world):
+    """A request to upgrade to HTTP/2 is answered in HTTP/1.1, and so is the preface of HTTP/2 itself."""
+    await world.serve(nursery)
+    client = await world.connect()
+    upgrade = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAAP__\r\n\r\n"
+    await client.stream.send_all(b"GET /healthz HTTP/1.1\r\nHost: x\r\n" + upgrade)
+    assert (await client.stream.receive_some(12)) == b"HTTP/1.1 200"
+    client = await world.connect()
+    await client.stream.send_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+    assert (await client.stream.receive_some(12)) == b"HTTP/1.1 401"
+
+
 async def test_an_exception_in_one_connection_stays_there(nursery, world):
     """Fault 1: whatever a connection raises, the others and the server go on, and its socket is closed."""
 
@@ -57,15 +69,25 @@ async def stalled(world: World) -> Client:
     return client
 
 
+async def close_after(client: Client, seconds: float) -> None:
+    """So that a shutdown that waits for the client ends as a failure and not as a test that hangs."""
+    await trio.sleep(seconds)
+    await client.stream.aclose()
+
+
 @pytest.mark.slow
 async def test_a_stalled_reader_does_not_block_the_shutdown(world):
     """Fault 2: the grace period is the bound, whatever a peer does not read."""
-    async with trio.open_nursery() as nursery:
-        await world.serve(nursery, grace_s=0.2)
-        await stalled(world)
-        began = trio.current_time()
-        nursery.cancel_scope.cancel()
-    assert trio.current_time() - began < 1.5
+    async with trio.open_nursery() as watch:
+        async with trio.open_nursery() as nursery:
+            await world.serve(nursery, grace_s=0.2)
+            client = await stalled(world)
+            began = trio.current_time()
+            watch.start_soon(close_after, client, 3.0)
+            nursery.cancel_scope.cancel()
+        took = trio.current_time() - began
+        watch.cancel_scope.cancel()
+    assert took < 1.5
 
 
 @pytest.mark.slow

@@ -64,6 +64,7 @@ async def refused(world, bind: str) -> str:
     with pytest.RaisesGroup(ConfigError, flatten_subgroups=True) as caught:
         async with trio.open_nursery() as nursery:
             await world.serve(nursery, bind=bind)
+            nursery.cancel_scope.cancel()
     return str(caught.value.exceptions[0])
 
 
