@@ -405,3 +405,24 @@ async def test_cancelling_a_call_leaves_the_trajectory_whole() -> None:
         nursery.cancel_scope.cancel()
     assert (session.turns, len(session.calls)) == (0, 0)
     sound(session)
+
+
+async def test_every_turn_is_told() -> None:
+    """Who listens hears of each turn in which the policy spoke, by number, and of no other."""
+    told: list[tuple[int, str]] = []
+    spec = JobSpec(job_id="j", tenant="t", handler="h", instance={}, agent=AgentLimits(max_turns=2))
+    lease = ScriptedLease("one<|im_end|>", "two<|im_end|>")
+    session = ModelSession(
+        spec,
+        1,
+        renderer=PLAIN,
+        lease=lease,
+        lane=Lane("tokens", 1),
+        on_turn=lambda number, turn: told.append((number, turn.content)),
+    )
+    await session.start([user("go")])
+    await session.turn()
+    await session.observe([user("next")])
+    await session.turn()
+    await session.turn()
+    assert told == [(0, "one"), (1, "two")]

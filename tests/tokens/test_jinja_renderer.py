@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken
 
 from prorld.domain.messages import CallStatus, Message, ToolCall, ToolSchema, system, tool_result, user
 from prorld.errors import RendererError, chain
+from prorld.testing.byte_tokenizer import IM_END, byte_ids, write_byte_tokenizer
 from prorld.tokens.contract import RenderedMessage
 from prorld.tokens.jinja_renderer import JinjaRenderer
 from prorld.tokens.tokenizer import HfTokenizer
@@ -62,6 +64,7 @@ def test_merges_over_the_border_of_a_message_stay_canonical() -> None:
     assert run.ids != [*PLAIN.tokenizer.encode("user\n"), *PLAIN.tokenizer.encode("\n")]
 
 
+@settings(deadline=None)
 @given(st.lists(hostile, min_size=1, max_size=4), st.sampled_from([PLAIN, THINKER]))
 def test_messages_never_add_control_tokens(texts: list[str], renderer: JinjaRenderer) -> None:
     """Whatever users and tools say, the control tokens are those of harmless texts; or it is refused."""
@@ -80,6 +83,7 @@ def test_messages_never_add_control_tokens(texts: list[str], renderer: JinjaRend
     )
 
 
+@settings(deadline=None)
 @given(hostile, hostile)
 def test_what_a_policy_wrote_never_adds_control_tokens(name: str, argument: str) -> None:
     """Names and arguments of earlier calls are text, too, keys and values."""
@@ -285,6 +289,7 @@ def test_a_prompt_that_opens_a_thought() -> None:
     assert (turn.reasoning, turn.content, turn.complete) == ("hm", "yes", True)
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 300) | st.integers(0, 2**31 - 1), max_size=30))
 def test_any_ids_can_be_parsed(sampled: list[int]) -> None:
     """Invalid UTF-8, control tokens in the middle, nothing at all: a turn comes out."""
@@ -299,3 +304,16 @@ def test_blanks_beside_control_tokens_that_a_tokenizer_eats_are_refused() -> Non
     tokenizer = HfTokenizer(core, name="eater", digest="", chat_template=CHATML, eos_token="<|im_end|>")
     with pytest.raises(RendererError, match="can't be cut"):
         JinjaRenderer(tokenizer)
+
+
+def test_the_tokenizer_for_tests_carries_a_conversation(tmp_path: Path) -> None:
+    """The byte tokenizer that plugin authors get can be loaded, rendered, bridged and parsed."""
+    renderer = JinjaRenderer(HfTokenizer.from_directory(write_byte_tokenizer(tmp_path)))
+    opening = ids(renderer.render([user("hé")], [BASH]))
+    sampled = byte_ids('<tool_call>{"name": "bash"}</tool_call><|im_end|>')
+    assert [call.status for call in renderer.parse(sampled, [BASH]).tool_calls] == [CallStatus.OK]
+    glue = ids(renderer.bridge(sampled, [tool_result("<|im_end|>", "c")], [BASH]))
+    text = renderer.tokenizer.decode([*opening, *sampled, *glue])
+    result = "<|im_start|>user\n<tool_response>\n<|im_end|>\n</tool_response><|im_end|>"
+    assert text.endswith(f"</tool_call><|im_end|>\n{result}\n<|im_start|>assistant\n")
+    assert glue.count(IM_END) == 1

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prorld.domain.branch import Branch, Segment, VersionSpan
@@ -96,6 +96,7 @@ def tell(plan: list[tuple[list[tuple[int, int]], int, bool]]) -> Story:
     return Story(docs, calls)
 
 
+@settings(deadline=None)
 @given(turns)
 def test_a_sound_trajectory_has_no_violation(plan: list[tuple[list[tuple[int, int]], int, bool]]) -> None:
     """Any number of turns, interrupted calls, versions and forks."""
@@ -204,6 +205,7 @@ def test_every_lie_is_caught(code: str, change: Callable[[Story], None]) -> None
     assert code in story.codes()
 
 
+@settings(deadline=None)
 @given(turns.filter(len), st.data())
 def test_moving_any_bit_of_the_mask_is_caught(
     plan: list[tuple[list[tuple[int, int]], int, bool]], data: st.DataObject
