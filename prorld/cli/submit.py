@@ -36,10 +36,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--n", type=positive, default=1, metavar="N", help="samples of each job, as one group (default 1)"
     )
-    parser.add_argument("--policy", metavar="NAME", help="the policy to sample from (default: default)")
     parser.add_argument(
         "--wait", action="store_true", help="wait for the end; exit 1 unless every job ended ok or at a limit"
     )
+    over = parser.add_argument_group("over what the file says")
+    over.add_argument("--policy", metavar="NAME", help="the policy to sample from (default: default)")
+    over.add_argument("--max-tokens", type=positive, metavar="N", help="tokens in one turn (default 2048)")
+    over.add_argument("--max-turns", type=positive, metavar="N", help="turns of the policy (default 30)")
+    over.add_argument("--temperature", type=float, metavar="T", help="sampling temperature (default 1)")
+    over.add_argument("--seed", type=int, metavar="N", help="makes sampling repeatable; samples of a group differ")
     add_client_options(parser)
     add_json_option(parser)
 
@@ -81,9 +86,23 @@ def read_jobs(args: argparse.Namespace) -> list[SubmitJob]:
         raw: list[Any] = [{"instance": parse_json(args.instance, "--instance")}]
     else:
         raw = parse_jobs(read_text(args.file), args.file)
-    over = {name: given for name in ("handler", "policy") if (given := getattr(args, name)) is not None}
-    full = [{**value, **over} if isinstance(value, dict) else value for value in raw]
-    return [convert(value, SubmitJob, what=f"job {n}") for n, value in enumerate(full, 1)]
+    return [convert(overlaid(value, args), SubmitJob, what=f"job {n}") for n, value in enumerate(raw, 1)]
+
+
+def overlaid(value: Any, args: argparse.Namespace) -> Any:
+    """A job with what the flags say put over it; what is no object is left for the decoder to refuse."""
+    if not isinstance(value, dict):
+        return value
+    job = {**value, **_given(args, "handler", "policy")}
+    for section, names in (("sampling", ("max_tokens", "temperature", "seed")), ("agent", ("max_turns",))):
+        flags = _given(args, *names)
+        if flags and isinstance(job.get(section, {}), dict):
+            job[section] = {**job.get(section, {}), **flags}
+    return job
+
+
+def _given(args: argparse.Namespace, *names: str) -> dict[str, Any]:
+    return {name: value for name in names if (value := getattr(args, name)) is not None}
 
 
 def parse_jobs(text: str, name: str) -> list[Any]:

@@ -14,6 +14,7 @@ from prorld.cli.exits import Exit
 from prorld.cli.main import COMMANDS, build_parser
 from prorld.config import describe
 from prorld.domain.outcome import DEFAULT_VERDICTS, OutcomeKind, Verdict
+from prorld.testing.fake_sandbox import FakeRuntime
 from prorld.testing.jobs import run_handler
 
 ROOT = Path(__file__).parents[2]
@@ -34,7 +35,7 @@ def command_lines():
     """Every ``prorld ...`` line in a shell block, without its comment."""
     for page in PAGES:
         for block in blocks(page, "sh"):
-            for line in block.splitlines():
+            for line in block.replace("\\\n", " ").splitlines():
                 if line.startswith("prorld "):
                     yield pytest.param(line, id=f"{page}: {line[:40]}")
 
@@ -84,27 +85,8 @@ async def test_the_handler_of_the_docs_works():
     handler = scope["ReverseHandler"]()
     handler.check()
     for said, reward in (("olleh", 1.0), ("hello", 0.0)):
-        run = await run_handler(handler, {"word": "hello"}, turns=[said], sandbox=NoSandbox())
+        run = await run_handler(handler, {"word": "hello"}, turns=[said], runtime=FakeRuntime())
         assert run.grade.reward == reward
-
-
-class NoSandbox:
-    """A sandbox that the example opens and does not use."""
-
-    sandbox_id = "s"
-    workdir = "/work"
-
-    async def bash(self, command, *, limit_s=30.0):
-        raise AssertionError
-
-    async def python(self, code, *, limit_s=30.0):
-        raise AssertionError
-
-    async def read_file(self, path, *, max_bytes=1 << 20):
-        raise AssertionError
-
-    async def write_file(self, path, data):
-        raise AssertionError
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -21,6 +21,8 @@ pytestmark = [
 ]
 
 WITHIN_S = 300
+# The small model rambles where it may.
+SHORT = ("--max-tokens", "48", "--max-turns", "3")
 
 
 def environ(state):
@@ -62,7 +64,7 @@ def test_from_a_command_to_a_graded_trajectory(daemon):
     """Submit, wait, list, show: a graded rollout comes back and its tokens fit each other."""
     state, _ = daemon
     instance = json.dumps({"question": "What is 12 plus 30?", "answer": 42})
-    done = prorld(state, "submit", "--handler", "calc", "--instance", instance, "--n", "2", "--wait", "--json")
+    done = prorld(state, "submit", "--handler", "calc", "--instance", instance, "--n", "2", "--wait", "--json", *SHORT)
     records = json.loads(done.stdout)
     assert (done.returncode, len(records)) == (0, 2), done.stderr
     assert len({record["group_id"] for record in records}) == 1
@@ -85,7 +87,7 @@ def test_a_cancelled_group_ends_cancelled(daemon):
     """``cancel --group --wait`` returns when all of the group have ended, and no sandbox is left."""
     state, _ = daemon
     instance = json.dumps({"question": "What is 1 plus 1?", "answer": 2})
-    ids = prorld(state, "submit", "--handler", "calc", "--instance", instance, "--n", "8").stdout.split()
+    ids = prorld(state, "submit", "--handler", "calc", "--instance", instance, "--n", "8", *SHORT).stdout.split()
     group = json.loads(prorld(state, "jobs", "--json", "--limit", "1").stdout)[0]["group_id"]
     ended = prorld(state, "cancel", "--group", group, "--wait", "--reason", "a test")
     assert ended.returncode == 0, ended.stderr

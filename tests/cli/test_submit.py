@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from typing import Any
 
 import pytest
 
-from prorld.cli.submit import parse_jobs, samples
+from prorld.cli.submit import overlaid, parse_jobs, samples
 from prorld.wire.jobs import SubmitJob
 
 JOB: dict[str, Any] = {"handler": "calc", "instance": {"q": 1}}
@@ -25,6 +26,22 @@ JOB: dict[str, Any] = {"handler": "calc", "instance": {"q": 1}}
 def test_files_hold_one_job_a_list_or_lines(text, count):
     """All three forms are understood."""
     assert parse_jobs(text, "f") == [JOB] * count
+
+
+def test_flags_go_over_what_the_file_says():
+    """Handler, policy and the few knobs of sampling; the rest of the job stays."""
+    flags = {"handler": "h", "policy": None, "max_tokens": 5, "temperature": 0.0, "seed": None, "max_turns": 2}
+    args = argparse.Namespace(**flags)
+    job = overlaid({**JOB, "priority": 1, "sampling": {"seed": 7, "max_tokens": 9}}, args)
+    assert job == {
+        "handler": "h",
+        "instance": {"q": 1},
+        "priority": 1,
+        "sampling": {"seed": 7, "max_tokens": 5, "temperature": 0.0},
+        "agent": {"max_turns": 2},
+    }
+    assert overlaid([1], args) == [1]
+    assert overlaid({"sampling": 3}, args)["sampling"] == 3
 
 
 def test_samples_form_a_group():
