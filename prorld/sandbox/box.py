@@ -161,7 +161,8 @@ class Box:
         for pid in pids:  # grows while it is walked
             with suppress(OSError, ValueError, IndexError):
                 pages += int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-                pids += [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+                for path in Path(f"/proc/{pid}/task").glob("*/children"):
+                    pids += [int(word) for word in path.read_text().split()]
             if len(pids) > _TREE_MAX:
                 break
         return pages * _PAGE_BYTES

@@ -41,6 +41,7 @@ BOOT_SECONDS = 20.0
 END_SECONDS = 3.0
 RESTARTS_MAX = 5  # in RESTARTS_SECONDS; a warden that keeps dying is a broken host
 RESTARTS_SECONDS = 300.0
+_KILL_AGAIN_SECONDS = 0.2
 _DESCRIPTORS = 2  # that come with a spawned child
 
 # -I: nothing of the caller's environment or directory decides what a process that may start as root imports.
@@ -109,12 +110,18 @@ class Child:
             self._link.kill_nowait(self._number)
 
     async def end(self) -> None:
-        """Kill it, and everything of it, and wait until it is gone. The caller bounds the wait."""
-        self.close()
-        while self.running:
-            self._link.kill_nowait(self._number)
-            with trio.move_on_after(0.2):
-                await self._exited.wait()
+        """Kill it, and everything of it, and wait until it is gone. The caller bounds the wait.
+
+        Its tty is closed last: the hang-up would end bubblewrap before the kernel has emptied the namespace, and its
+        exit would mean nothing.
+        """
+        try:
+            while self.running:
+                self._link.kill_nowait(self._number)
+                with trio.move_on_after(_KILL_AGAIN_SECONDS):
+                    await self._exited.wait()
+        finally:
+            self.close()
 
     def ended(self, exit_code: int | None) -> None:
         """Note its end; called by the link alone."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Iterator
@@ -15,8 +14,7 @@ from prorld.sandbox.bubblewrap import BubblewrapRuntime
 from prorld.sandbox.contract import Sandbox
 from prorld.sandbox.warden_client import Warden, run_warden
 from prorld.testing.sandbox_contract import open_sandbox
-
-BOOT_ID = "boot-of-the-test"
+from tests.sandbox.support import BOOT_ID, children, open_descriptors
 
 
 @pytest.fixture
@@ -57,28 +55,3 @@ async def sandbox(runtime: BubblewrapRuntime) -> AsyncIterator[Sandbox]:
     """One real sandbox."""
     async with open_sandbox(runtime) as opened:
         yield opened
-
-
-def open_descriptors() -> int:
-    """How many descriptors this process has."""
-    return len(list(Path("/proc/self/fd").iterdir()))
-
-
-def children(pid: int | None = None) -> set[int]:
-    """The children of a process, of this one by default."""
-    pid = os.getpid() if pid is None else pid
-    try:
-        return {int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
-    except OSError:
-        return set()
-
-
-def descendants(pid: int) -> set[int]:
-    """All processes below one."""
-    found: set[int] = set()
-    todo = [pid]
-    while todo:
-        fresh = children(todo.pop()) - found
-        found |= fresh
-        todo += fresh
-    return found

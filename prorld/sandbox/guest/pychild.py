@@ -124,15 +124,22 @@ def take_over() -> socket.socket:
     os.dup2(CONTROL, 1)
     os.dup2(CONTROL, 2)
     os.close(CONTROL)
-    for name, number in (("stdout", 1), ("stderr", 2)):
-        stream = open(number, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
-        setattr(sys, name, stream)
-        setattr(sys, "__{}__".format(name), stream)
     return sock
+
+
+def open_streams(fresh: bool) -> None:
+    """Make the standard streams, or give back those that a cell has closed: ``exit()`` closes the standard input."""
+    for name, number, mode in (("stdin", 0, "r"), ("stdout", 1, "w"), ("stderr", 2, "w")):
+        if fresh or getattr(getattr(sys, name), "closed", False):
+            errors = "backslashreplace" if mode == "w" else "replace"
+            stream = open(number, mode, buffering=1, encoding="utf-8", errors=errors, closefd=False)
+            setattr(sys, name, stream)
+            setattr(sys, "__{}__".format(name), stream)
 
 
 def main() -> None:
     sock = take_over()
+    open_streams(fresh=True)
     interrupts = Interrupts()
     runner = Plain()
     own = os.getpid()
@@ -145,6 +152,7 @@ def main() -> None:
         request = json.loads(receive(sock, length).decode())
         nonce = request["nonce"].encode()
         sock.sendall(b"\0" + nonce + b"<\0")
+        open_streams(fresh=False)
         code = run_cell(runner, interrupts, request["code"])
         if os.getpid() != own:
             flush()

