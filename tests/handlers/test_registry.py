@@ -20,6 +20,7 @@ from prorld.errors import BadRequest, HandlerError, Impossible
 from prorld.handlers import registry as registry_module
 from prorld.handlers.registry import GROUP, Registry, accept, decode_instance, discover, enabled_plugins
 from prorld.testing.handlers import FakeHandler, FakeInstance
+from prorld.testing.sweep import sweep
 
 GOOD = """
 import msgspec
@@ -383,3 +384,21 @@ async def test_cancelling_the_block_leaves_every_handler():
             await trio.sleep_forever()
     assert scope.cancelled_caught
     assert sorted(notes) == ["+a", "+b", "-a", "-b"]
+
+
+def test_handlers_are_left_wherever_the_block_is_cancelled():
+    """Cancelled once at each step: what was opened is closed, and a crashing handler changes nothing about that."""
+
+    async def scenario(victim: trio.CancelScope) -> None:
+        notes: list[str] = []
+        gate = trio.Event()
+        registry = opening(Opening("a", notes), Opening("b", notes, "later", gate), Opening("c", notes, "opening"))
+        with victim:
+            async with registry.open_all():
+                gate.set()
+                await trio.sleep(1)
+        opened = {note[1:] for note in notes if note.startswith("+")}
+        assert opened == {note[1:] for note in notes if note.startswith("-")}
+
+    report = sweep(scenario)
+    assert report.runs > 50

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pytest
 import trio
 
+from prorld.domain.job import AgentLimits
 from prorld.domain.messages import Message, ToolCall, system, user
 from prorld.domain.outcome import StopReason
 from prorld.errors import BackendError, BadRequest, GraderError, HandlerError, SandboxError
@@ -15,6 +16,7 @@ from prorld.inference.contract import Turn
 from prorld.testing.fake_sandbox import FakeRuntime
 from prorld.testing.handlers import FakeHandler, FakeInstance, check_handler
 from prorld.testing.jobs import ScriptedModel, run_handler
+from prorld.testing.sweep import sweep
 
 
 async def test_the_fake_handler_keeps_the_handler_contract():
@@ -137,3 +139,25 @@ async def test_a_scripted_model_is_strict_about_its_order():
         await model.start([user("x")])
     with pytest.raises(HandlerError, match="at least one"):
         await model.observe([])
+
+
+def test_a_run_that_is_cancelled_anywhere_leaves_no_sandbox():
+    """Cancelled once at each step, with a tool call under way in some of them."""
+
+    async def scenario(victim: trio.CancelScope) -> None:
+        runtime = FakeRuntime()
+        call = Turn(
+            content="", tool_calls=(ToolCall(id="1", name="bash", arguments={"command": "sleep 5"}),), sampled=3
+        )
+        with victim:
+            await run_handler(
+                PeekingAllowed(),
+                {"sandbox": True},
+                turns=[call, "done"],
+                runtime=runtime,
+                limits=AgentLimits(tools=["bash"]),
+            )
+        assert not runtime.live
+
+    report = sweep(scenario)
+    assert report.runs > 50
