@@ -25,7 +25,7 @@ from prorld.tokens.template_values import CHARS_MAX, check_call, measure
 __all__ = ["ChatTemplate"]
 
 SOURCE_CHARS_MAX = 512 * 1024
-STEPS_MAX = 1_000_000
+STEPS_MAX = 400_000
 # An item of a list costs as much as so much text.
 _ITEM_CHARS = 32
 # The name can't be written in a template, so a template can't replace its own meter.
