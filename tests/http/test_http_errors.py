@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import h11
 import pytest
+import trio
 from structlog.testing import capture_logs
 
 from prorld.errors import (
@@ -159,6 +160,19 @@ async def test_a_body_over_the_bound_is_413(nursery, make, chunked):
     assert (reply.status, reply.code) == (413, "too_large")
     assert not world.service.jobs
     assert (await (await world.connect()).call("POST", "/v1/jobs", {"instance": {}})).status == 201
+
+
+async def test_a_body_that_does_not_arrive_is_408(client, world):
+    """A client that stops in the middle of its body is told so, and its connection ends."""
+    world.app.config["BODY_TIMEOUT"] = 0.05
+    head = f"POST /v1/jobs HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {client.token}\r\nContent-Length: 9\r\n"
+    await client.stream.send_all(head.encode() + b"Content-Type: application/json\r\n\r\n{")
+    client.h11.send(h11.Request(method="POST", target="/", headers=[("Host", "x"), ("Content-Length", "0")]))
+    with trio.fail_after(5):
+        reply = await client.reply()
+    assert (reply.status, reply.code, reply.json["error"]["retryable"]) == (408, "body_timeout", True)
+    await client.stream.aclose()
+    await until(lambda: world.server.count.live == 0)
 
 
 async def test_the_access_line_is_for_debugging(client):
