@@ -22,7 +22,6 @@ from structlog.typing import FilteringBoundLogger
 
 from prorld import __version__
 from prorld.config import Config, Loaded
-from prorld.daemon_views import Views
 from prorld.errors import ConfigError, ProrldError, chain
 from prorld.handlers.registry import Registry, discover
 from prorld.http.app import create_app
@@ -40,6 +39,7 @@ from prorld.kit import loop_lag
 from prorld.kit.lanes import Lane
 from prorld.metrics import Metrics
 from prorld.ops.state_dir import announced, held
+from prorld.ops.views import Views
 from prorld.rollout.clock import SystemClock
 from prorld.rollout.life import World
 from prorld.rollout.stages import Gates
