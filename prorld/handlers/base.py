@@ -19,7 +19,7 @@ import msgspec
 import trio
 
 from prorld.agents.dialect import Dialect
-from prorld.agents.loop import run_agent
+from prorld.agents.loop import TOOL_LIMIT_S, run_agent
 from prorld.agents.tools import Tool, known_tools, standard_tools
 from prorld.domain.job import AgentLimits, Sampling
 from prorld.domain.messages import Message
@@ -143,6 +143,8 @@ class AgentHandler(ABC, Generic[InstanceT]):
     # The tools a job may name, and those it gets where it names none.
     allowed_tools: ClassVar[frozenset[str]] = known_tools()
     default_tools: ClassVar[tuple[str, ...]] = ()
+    # The longest that one call of a tool may take.
+    tool_limit_s: ClassVar[float] = TOOL_LIMIT_S
     # Whether ``evaluate`` looks into the rollout's own sandbox; where not, it is gone before the job waits for EVAL.
     grades_in_sandbox: ClassVar[bool] = False
 
@@ -195,6 +197,7 @@ class AgentHandler(ABC, Generic[InstanceT]):
             sandbox=sandbox,
             max_turns=job.limits.max_turns,
             dialect=self.dialect(job),
+            tool_limit_s=self.tool_limit_s,
             on_tool=job.tool_used,
         )
         return RunResult(stop=end.stop, answer=end.answer, data=end.data)

@@ -186,7 +186,7 @@ class _Child:
         ready: Answer | None = None
         try:
             with trio.move_on_after(START_S):
-                await child._send(msgspec.json.encode(Hello(function=function, path=sys.path)))
+                await child._send(msgspec.json.encode(Hello(function=function, path=_import_path())))
                 ready = await child._receive()
         except _ChildLostError as exc:
             raise GraderError(f"the process of {function} did not start", code="grader_not_started") from exc
@@ -235,6 +235,11 @@ class _Child:
                 raise _ChildLostError
             parts += piece
         return bytes(parts)
+
+
+def _import_path() -> list[str]:
+    # The child stands in another directory; an empty entry is the current one.
+    return [os.path.abspath(entry) for entry in sys.path]  # noqa: PTH100  (resolve() would follow links)
 
 
 def _environment(ours: Mapping[str, str]) -> dict[str, str]:

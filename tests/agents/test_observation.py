@@ -56,3 +56,11 @@ def test_a_restart_and_omitted_bytes_are_said():
     text = describe(result, limit_s=1, session="interpreter")
     assert "interpreter had ended and was started again" in text
     assert "77 bytes" in text
+
+
+def test_what_the_sandbox_left_out_is_counted_once():
+    """One number says how much is not there, whoever dropped it."""
+    result = CommandResult(exit_code=0, output=b"x" * 1000, omitted_bytes=5000)
+    text = describe(result, limit_s=1, session="shell", limit_bytes=100)
+    assert "[... 5900 bytes left out ...]" in text
+    assert text.count("left out") == 1
