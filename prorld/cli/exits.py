@@ -30,13 +30,13 @@ _BY_CODE: dict[str, Exit] = {
     "bad_input": Exit.USAGE,
     "bad_json": Exit.USAGE,
     "connection_lost": Exit.UNAVAILABLE,
-    "forbidden": Exit.PERMISSION,
     "invalid_field": Exit.USAGE,
     "no_daemon": Exit.UNAVAILABLE,
     "token_exposed": Exit.PERMISSION,
     "token_unreadable": Exit.PERMISSION,
-    "unauthorized": Exit.PERMISSION,
 }
+# The daemon's codes are many and grow; what a refusal means for a script is in its status.
+_BY_STATUS: dict[int, Exit] = {400: Exit.USAGE, 401: Exit.PERMISSION, 403: Exit.PERMISSION}
 
 
 class UsageError(ProrldError):
@@ -49,7 +49,7 @@ def exit_of(error: ProrldError) -> Exit:
     """The exit code of an error."""
     if isinstance(error, ConfigError):
         return Exit.CONFIG
-    known = _BY_CODE.get(error.stable_code)
+    known = _BY_CODE.get(error.stable_code) or _BY_STATUS.get(getattr(error, "status", None) or 0)
     if known is not None:
         return known
     return Exit.TEMPORARY if error.may_retry else Exit.FAILED
