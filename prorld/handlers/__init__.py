@@ -1,12 +1,13 @@
 """What a plugin author sees: the handler, the job it is given, sandbox specs, graders in a killable child, errors."""
 
-from prorld.errors import GraderError, HandlerError, Impossible, SandboxError
+from prorld.errors import BadRequest, GraderError, HandlerError, Impossible, SandboxError
 from prorld.handlers.base import AgentHandler, Grade, JobContext, Model, NoConfig, RunResult, Turn
 from prorld.handlers.grader import Grader, open_grader, run_grader
 from prorld.sandbox.contract import CommandResult, Sandbox, SandboxLimits, SandboxSpec
 
 __all__ = [
     "AgentHandler",
+    "BadRequest",
     "CommandResult",
     "Grade",
     "Grader",

@@ -12,8 +12,7 @@ import trio
 
 from prorld.domain.job import AgentLimits
 from prorld.domain.messages import ToolCall
-from prorld.errors import BadRequest
-from prorld.handlers import CommandResult, GraderError, HandlerError, Turn, open_grader
+from prorld.handlers import BadRequest, CommandResult, GraderError, HandlerError, Turn, open_grader
 from prorld.handlers.registry import decode_instance
 from prorld.testing.fake_sandbox import FakeRuntime
 from prorld.testing.handlers import check_handler
