@@ -28,7 +28,7 @@ _CURES = (
 
 
 async def check_bubblewrap(*, user: tuple[int, int] | None = None) -> str | None:
-    """``None`` where a sandbox could be made and used; otherwise what is wrong, in a line, with a cure if one is known."""
+    """``None`` where a sandbox could be made and used; otherwise a line that says what is wrong, and a known cure."""
     said: str | None = None
     try:
         with trio.fail_after(PROBE_SECONDS):

@@ -25,6 +25,11 @@ def children(pid: int | None = None) -> set[int]:
     return found
 
 
+def of_process(pid: int, name: str) -> str:
+    """What /proc says of a process."""
+    return Path(f"/proc/{pid}/{name}").read_text().strip()
+
+
 def descendants(pid: int) -> set[int]:
     """All processes below one."""
     found: set[int] = set()

@@ -26,7 +26,7 @@ def test_own_and_living_boots_stay(tmp_path: Path) -> None:
 
 
 def test_dead_boot_goes(tmp_path: Path) -> None:
-    """The directories of a dead boot go, whatever their modes, and its process with them; a second sweep finds nothing."""
+    """The directories of a dead boot go, whatever their modes, and its process too; a second sweep finds nothing."""
     place = make_place(tmp_path, "dead", "a")
     closed = place / "work" / "work"
     closed.mkdir(parents=True)

@@ -127,7 +127,7 @@ def take_over() -> socket.socket:
     return sock
 
 
-def open_streams(fresh: bool) -> None:
+def open_streams(*, fresh: bool) -> None:
     """Make the standard streams, or give back those that a cell has closed: ``exit()`` closes the standard input."""
     for name, number, mode in (("stdin", 0, "r"), ("stdout", 1, "w"), ("stderr", 2, "w")):
         if fresh or getattr(getattr(sys, name), "closed", False):
