@@ -19,7 +19,7 @@ import trio
 
 from prorld.domain.job import JobSpec, JobState
 from prorld.domain.outcome import OutcomeKind
-from prorld.errors import Conflict, Forgotten, Impossible, NotFound, Overloaded, RequestError
+from prorld.errors import BadRequest, Conflict, Forgotten, Impossible, NotFound, Overloaded, RequestError
 from prorld.handlers.registry import Registry, accept
 from prorld.kit.cleanup import shielded
 from prorld.kit.mailbox import Mailbox, MailboxClosed, Reply
@@ -227,7 +227,7 @@ class Supervisor:
         after: str | None = None,
     ) -> JobPage:
         """Jobs, newest first. ``after`` is the serial number a page ended with."""
-        before = int(after) if after is not None and after.isdigit() else None
+        before = _serial_of(after)
         everything = sorted([*self._live.values(), *self._ended.newest_first()], key=lambda e: -e.serial)
         found = [
             entry
@@ -327,6 +327,14 @@ class Supervisor:
     def mailbox_used(self) -> int:
         """Submits that wait to be looked at."""
         return self._mailbox.statistics().used
+
+
+def _serial_of(cursor: str | None) -> int | None:
+    if cursor is None:
+        return None
+    if not (cursor.isascii() and cursor.isdigit() and len(cursor) < 20):
+        raise BadRequest("next is not one that this daemon gave", code="bad_cursor", details={"path": "next"})
+    return int(cursor)
 
 
 def _key(tenant: str, job_id: str) -> str:
