@@ -42,9 +42,11 @@ def run(args: argparse.Namespace) -> int:
 
     from prorld.cli.running import run_trio
     from prorld.ops.doctor import examine
-    from prorld.sandbox.bubblewrap import check_bubblewrap
+    from prorld.ops.users import sandbox_user
+    from prorld.sandbox.probe import check_bubblewrap
 
-    findings = run_trio(partial(examine, loaded.config, loaded.state_dir, sandbox=check_bubblewrap))
+    probe = partial(check_bubblewrap, user=sandbox_user(loaded.config.sandbox.user))
+    findings = run_trio(partial(examine, loaded.config, loaded.state_dir, sandbox=probe))
     if args.json:
         say_json(findings)
     else:

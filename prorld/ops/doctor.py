@@ -206,7 +206,7 @@ async def check_sandbox(probe: SandboxProbe) -> Finding:
         trouble = await probe()
     if trouble is None:
         return _ok("sandbox", f"bubblewrap starts and ends in {trio.current_time() - started:.2f} s")
-    cure = "allow user namespaces; in a container, start it with seccomp and AppArmor profiles that allow them"
+    cure = "in a container, start it with seccomp and AppArmor profiles that allow user namespaces"
     return _fail("sandbox", trouble, cure)
 
 
