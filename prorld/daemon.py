@@ -44,7 +44,8 @@ from prorld.rollout.clock import SystemClock
 from prorld.rollout.life import World
 from prorld.rollout.stages import Gates
 from prorld.rollout.supervisor import Supervisor, SupervisorLimits
-from prorld.sandbox.bubblewrap import BubblewrapRuntime, check_bubblewrap
+from prorld.sandbox.bubblewrap import BubblewrapRuntime
+from prorld.sandbox.probe import check_bubblewrap
 from prorld.sandbox.warden_client import Warden, run_warden
 from prorld.wire.ops import AddBackend, Endpoint
 
@@ -100,8 +101,9 @@ async def _serve(
     with trio.fail_after(config.timeouts.boot_s):
         pool = BackendPool(_factories())
         await core.start(pool.run, name="pool")
-        warden = await core.start(partial(run_warden, user=_sandbox_user(config)), name="warden")
-        no_sandbox = await check_bubblewrap()
+        user = _sandbox_user(config)
+        warden = await core.start(partial(run_warden, user=user), name="warden")
+        no_sandbox = await check_bubblewrap(user=user)
     runtime = _runtime(loaded, warden, boot_id)
     world = World(
         gates=Gates(init=config.stages.init, run=config.stages.run, eval=config.stages.eval),

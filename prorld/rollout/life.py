@@ -39,7 +39,7 @@ from prorld.metrics import Metrics
 from prorld.rollout.clock import Clock
 from prorld.rollout.context import AttemptContext
 from prorld.rollout.entry import JobEntry
-from prorld.rollout.stages import Gates, StageClock, StageTimedOut, TotalBudget, run_stage
+from prorld.rollout.stages import Gates, StageTimedOut, TotalBudget, run_stage
 from prorld.sandbox.contract import SandboxRuntime
 
 __all__ = ["ModelSource", "World", "live"]
@@ -170,7 +170,7 @@ async def _stage(
 ) -> T:
     """One stage, with the handler's own recovery inside its deadline. What it returns is checked: plugins are not typed."""
 
-    async def guarded(nursery: trio.Nursery, clock: StageClock) -> T:
+    async def guarded(nursery: trio.Nursery) -> T:
         with job.lend_nursery(nursery):
             result: object
             try:

@@ -1,13 +1,11 @@
 """A stage: a gate, a deadline that starts when the gate opens, and a nursery of its own.
 
-Here, and nowhere else, a stage's deadline is set. Waiting at the gate costs no budget; neither does time in which the
-policy is paused (``StageClock.paused``).
+Here, and nowhere else, a stage's deadline is set. Waiting at the gate costs no budget.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 import trio
@@ -19,7 +17,7 @@ from prorld.metrics import Metrics
 from prorld.rollout.entry import JobEntry
 from prorld.wire.ops import Stages, StagesPatch, StageStatus
 
-__all__ = ["Gates", "StageClock", "StageTimedOut", "TotalBudget", "run_stage"]
+__all__ = ["Gates", "StageTimedOut", "TotalBudget", "run_stage"]
 
 T = TypeVar("T")
 
@@ -79,33 +77,13 @@ class TotalBudget:
             self._left -= seconds
 
 
-class StageClock:
-    """The deadline of the stage that runs."""
-
-    def __init__(self, scope: trio.CancelScope) -> None:
-        self._scope = scope
-        self.paused_s = 0.0
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Time in this block burns no budget: the deadline moves by as much."""
-        began = trio.current_time()
-        deadline, self._scope.deadline = self._scope.deadline, float("inf")
-        try:
-            yield
-        finally:
-            lost = trio.current_time() - began
-            self.paused_s += lost
-            self._scope.deadline = deadline + lost
-
-
 async def run_stage(
     gates: Gates,
     metrics: Metrics,
     entry: JobEntry,
     stage: Stage,
     budget: TotalBudget,
-    work: Callable[[trio.Nursery, StageClock], Awaitable[T]],
+    work: Callable[[trio.Nursery], Awaitable[T]],
 ) -> T:
     """Wait at the gate, then do the work under the stage's deadline. Raises ``StageTimedOut``."""
     asked = trio.current_time()
@@ -117,11 +95,10 @@ async def run_stage(
         seconds, is_total = budget.limit(stage)
         results: list[T] = []
         scope = trio.CancelScope(deadline=began + seconds)
-        clock = StageClock(scope)
         try:
             with scope:
                 async with trio.open_nursery() as nursery:
-                    results.append(await work(nursery, clock))
+                    results.append(await work(nursery))
                     nursery.cancel_scope.cancel(f"{stage} is over")
         except Exception as exc:
             # What a stage raises while its time is up is a consequence of the time-out, not the cause of the end.
@@ -129,10 +106,9 @@ async def run_stage(
                 raise StageTimedOut(timed_out(stage, seconds, total=is_total)) from exc
             raise
         finally:
-            spent = trio.current_time() - began - clock.paused_s
+            spent = trio.current_time() - began
             budget.spend(spent)
             entry.timing.ran(stage, spent)
-            entry.timing.paused_s += clock.paused_s
             metrics.stage_passed(stage, waited_s=began - asked, ran_s=spent)
             entry.leaves(stage)
         if not results:
