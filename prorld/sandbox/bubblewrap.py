@@ -13,6 +13,7 @@ import os
 import posixpath
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -34,6 +35,7 @@ __all__ = ["BubblewrapRuntime", "Overlay", "bubblewrap_argv", "etc_files"]
 UID = 1000  # inside; outside it is the warden's user
 BOOT_SECONDS = 20.0
 CLOSE_SECONDS = 10.0
+LAST_WORDS_SECONDS = 1.0
 SHM_BYTES = 64 << 20
 HOME = "/tmp/home"  # noqa: S108 - of the sandbox
 
@@ -215,12 +217,9 @@ async def _is_ready(holder: Child) -> bool:
 
 async def _last_words(holder: Child) -> str:
     said = b""
-    with trio.move_on_after(1.0):
-        try:
-            while piece := await holder.tty.receive_some(1 << 12):
-                said = (said + piece)[-500:]
-        except (trio.BrokenResourceError, trio.ClosedResourceError):
-            pass
+    with suppress(trio.BrokenResourceError, trio.ClosedResourceError), trio.move_on_after(LAST_WORDS_SECONDS):
+        while True:
+            said = (said + await holder.tty.receive_some(1 << 12))[-500:]
     return said.decode("utf-8", "replace").strip() or "ended without a word"
 
 

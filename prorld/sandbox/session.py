@@ -155,14 +155,16 @@ class Session:
         self, child: Child, frame: bytes, collector: Collector, limit_s: float
     ) -> tuple[EndOfCommand | None, bool]:
         """Run a text to its end; no end means that the program has none either. The second value: a limit ended it."""
-        timed_out = False
+        sent = timed_out = False
         with self._no_half_measures():
             try:
                 with trio.move_on_after(limit_s):
                     await _send(child, self._dialect.typed_each, frame)
+                    sent = True
                     return await _read(child, collector), False
                 timed_out = True
-                for rung in self._dialect.ladder:
+                # Half sent, it can't be saved: the program would take the next text for the rest of this one.
+                for rung in self._dialect.ladder if sent else ():
                     child.interrupt(rung.number)
                     with trio.move_on_after(rung.seconds):
                         end = await _read(child, collector)

@@ -65,6 +65,7 @@ class _Child:
 
     id: int
     pid: int
+    inside: bool = False
     info: int | None = None
     told: bytes = b""
     first: int | None = None
@@ -135,7 +136,7 @@ class Warden:
             return
         try:
             self._spawn(_decode_spawn(message))
-        except (OSError, _BadRequestError, ValueError) as exc:
+        except Exception as exc:  # noqa: BLE001 - one request must not end everybody's sandboxes
             self._tell({"op": "refused", "id": message["id"], "why": f"{type(exc).__name__}: {exc}"[:500]})
 
     def _spawn(self, request: _Spawn) -> None:
@@ -163,12 +164,12 @@ class Warden:
         os.close(far_info)
         stack.callback(_reserve, INFO_FD)
 
-        def prepare() -> None:
+        def become() -> NoReturn:
             be_the_first_to_go()
-            restore_signals()
+            _execute(request)
 
         try:
-            pid, master = _pty_spawn(request.argv, request.env, request.cwd, prepare, [*keep, INFO_FD], stack)
+            pid, master = _pty_spawn(become, [*keep, INFO_FD], stack)
         except BaseException:
             os.close(info)
             raise
@@ -182,22 +183,18 @@ class Warden:
         told, tell = os.pipe()
         stack.callback(os.close, told)
 
-        def prepare() -> None:
+        def become() -> NoReturn:
             be_the_first_to_go()
             self._enter(first, tell)
-            os.chdir(request.cwd)
             lower_limits(request.limits)
             self._libc.give_up_privileges(request.filter)
-            restore_signals()
-            os.execve(request.argv[0], request.argv, request.env)  # noqa: S606 - no shell is what is wanted
+            _execute(request)
 
         try:
-            # What is executed is not on this side of the wall: ``prepare`` never returns.
-            keep = [CONTROL_FD, first, tell]
-            _, master = _pty_spawn(["/proc/self/exe"], {}, "/", prepare, keep, stack)
+            _, master = _pty_spawn(become, [CONTROL_FD, first, tell], stack)
         finally:
             os.close(tell)
-        return _Child(id=request.id, pid=int(os.read(told, 32))), master
+        return _Child(id=request.id, pid=int(os.read(told, 32)), inside=True), master
 
     def _enter(self, first: int, tell: int) -> None:
         """Join the namespaces and go on in a process born there, as leader of a session of its own on the same tty."""
@@ -226,16 +223,17 @@ class Warden:
     def _kill(self, child: _Child) -> None:
         """Kill the first process of its namespace, and with it all in there; or the child and all of its session.
 
+        What was started by one that is inside another's namespace stays, as it does when a shell ends by itself.
         The child itself then ends when the kernel has reaped the whole namespace: its exit means that nothing is left.
         """
         first = self._first_process(child)
-        if first is not None:
-            with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(ProcessLookupError):
+            if first is not None:
                 signal.pidfd_send_signal(first, signal.SIGKILL)
-            return
-        for pid in _session(child.pid):
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
+            elif child.inside:
+                os.kill(child.pid, signal.SIGKILL)
+            else:
+                _kill_session(child.pid)
 
     def _reap(self) -> None:
         for pid, status in _ended():
@@ -246,9 +244,8 @@ class Warden:
             for descriptor in (child.info, child.first):
                 if descriptor is not None:
                     os.close(descriptor)
-            for left in _session(pid):
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.kill(left, signal.SIGKILL)
+            if not child.inside and child.first is None:
+                _kill_session(pid)
             self._tell({"op": "exit", "id": child.id, "status": os.waitstatus_to_exitcode(status)})
 
     def _tell(self, message: dict[str, Any]) -> None:
@@ -266,22 +263,25 @@ class Warden:
             time.sleep(0.005)
 
 
-def _pty_spawn(
-    argv: list[str],
-    env: dict[str, str],
-    cwd: str,
-    prepare: Callable[[], None],
-    keep: list[int],
-    stack: contextlib.ExitStack,
-) -> tuple[int, int]:
-    """Spawn on a new pty; its master is closed with ``stack``, when it has been handed over."""
-    process = PtyProcess.spawn(argv, cwd=cwd, env=env, echo=False, preexec_fn=prepare, pass_fds=keep)
+def _pty_spawn(become: Callable[[], NoReturn], keep: list[int], stack: contextlib.ExitStack) -> tuple[int, int]:
+    """Spawn on a new pty; its master is closed with ``stack``, when it has been handed over.
+
+    ``become`` executes the program itself. ptyprocess reports what it raises and ends the child; what its own call of
+    ``exec`` raises, unless it is an OSError, would come out of here in the child, and there would be two wardens.
+    """
+    process = PtyProcess.spawn(["/proc/self/exe"], cwd="/", env={}, echo=False, preexec_fn=become, pass_fds=keep)
     process.closed = True  # its own ``close`` sleeps and kills; the master belongs to the daemon
     stack.callback(process.fileobj.close)
     attributes = termios.tcgetattr(process.fd)
     attributes[1] &= ~termios.OPOST
     termios.tcsetattr(process.fd, termios.TCSANOW, attributes)
     return process.pid, process.fd
+
+
+def _execute(request: _Spawn) -> NoReturn:
+    restore_signals()
+    os.chdir(request.cwd)
+    os.execve(request.argv[0], request.argv, request.env)  # noqa: S606 - no shell is what is wanted
 
 
 def _decode_spawn(message: dict[str, Any]) -> _Spawn:
@@ -336,15 +336,12 @@ def _reserve(number: int) -> None:
         os.close(null)
 
 
-def _session(leader: int) -> Iterator[int]:
-    """The processes of a session; FUSE helpers leave their process group, but not their session."""
+def _kill_session(leader: int) -> None:
+    """Kill the processes of a session: FUSE helpers leave their process group, but not their session."""
     for process in Path("/proc").glob("[0-9]*"):
-        try:
-            session = int((process / "stat").read_text().rsplit(")", 1)[1].split()[3])
-        except (OSError, ValueError, IndexError):
-            continue
-        if session == leader:
-            yield int(process.name)
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            if int((process / "stat").read_text().rsplit(")", 1)[1].split()[3]) == leader:
+                os.kill(int(process.name), signal.SIGKILL)
 
 
 def _ended() -> Iterator[tuple[int, int]]:

@@ -100,14 +100,15 @@ class Child:
                 os.killpg(group, number)
 
     def close(self) -> None:
-        """Close this side of its pty and its socket, and have it killed. Does not wait; can be repeated."""
+        """Close this side of its pty and its socket, and have it killed with its foreground job. Can be repeated."""
         if self._closed:
             return
+        if self.running:
+            self.interrupt(signal.SIGKILL)
+            self._link.kill_nowait(self._number)
         self._closed = True
         self.tty.close()
         self.control.close()
-        if self.running:
-            self._link.kill_nowait(self._number)
 
     async def end(self) -> None:
         """Kill it, and everything of it, and wait until it is gone. The caller bounds the wait.

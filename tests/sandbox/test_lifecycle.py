@@ -170,6 +170,9 @@ async def test_bad_program(warden: Warden) -> None:
         await warden.spawn(["/no/such/program"], env={})
     with pytest.raises(SandboxError, match="too large"):
         await warden.spawn(["/bin/true", "x" * 200_000], env={})
+    for env in ({"A": "\ud800"}, {"A": "\0"}, {"A=B": "c"}):
+        with pytest.raises(SandboxError):
+            await warden.spawn(["/bin/true"], env=env)
     child = await warden.spawn(["/bin/sh", "-c", "exit 7"], env={})
     assert await child.wait() == 7
     child.close()
