@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -88,9 +88,13 @@ class Box:
         await self._bash.start()
         self._state = "up"
 
+    def leave(self) -> None:
+        """Take no calls from here on: the nursery that ``furnish`` was given is about to end."""
+        self._state = "closing"
+
     async def end(self) -> None:
         """End every process and wait until all are gone. The caller shields and bounds it."""
-        self._state = "closing"
+        self.leave()
         for session in (self._bash, self._python):
             if session is not None:
                 session.close()
@@ -107,11 +111,13 @@ class Box:
 
     async def read_file(self, path: str, *, max_bytes: int = 1 << 20) -> bytes:
         """A file's content."""
-        return await self._files.read(path, max_bytes=max_bytes)
+        with self._told_apart():
+            return await self._files.read(path, max_bytes=max_bytes)
 
     async def write_file(self, path: str, data: bytes) -> None:
         """Write a file, making its directories."""
-        await self._files.write(path, data)
+        with self._told_apart():
+            await self._files.write(path, data)
 
     def info(self, runtime: str) -> SandboxInfo:
         """Its row in a listing."""
@@ -124,6 +130,15 @@ class Box:
             age_s=trio.current_time() - self._made_at,
             rss_bytes=self._rss_bytes(),
         )
+
+    @contextmanager
+    def _told_apart(self) -> Iterator[None]:
+        """A transfer that failed because the sandbox ended meanwhile is the sandbox's error, not the file's."""
+        try:
+            yield
+        except OSError:
+            self._check_up()
+            raise
 
     def _session(self, session: Session | None) -> Session:
         self._check_up()

@@ -174,6 +174,8 @@ class BubblewrapRuntime:
                 failure = SandboxError(f"sandbox {box.sandbox_id} ended by itself")
             except SandboxError as exc:  # raised below, so that it does not come out as a group
                 failure = exc
+            finally:
+                box.leave()
             nursery.cancel_scope.cancel("the sandbox has ended")
         if failure is not None:
             raise failure

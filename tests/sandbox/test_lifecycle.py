@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Awaitable
 from pathlib import Path
 
 import pytest
@@ -286,3 +287,24 @@ ANOTHER_USER = textwrap.dedent("""
     drop_to(65534, 65534)
     os.execv(sys.executable, [sys.executable, "-m", "pytest", *sys.argv[1:]])
 """)
+
+
+async def test_calls_under_way_hear_of_the_end(runtime: BubblewrapRuntime) -> None:
+    """Whoever waits for a sandbox that ends meanwhile gets ``SandboxError``, at once and from every kind of call."""
+    failures: list[Exception] = []
+
+    async def call(what: Awaitable[object]) -> None:
+        try:
+            await what
+        except SandboxError as exc:
+            failures.append(exc)
+
+    with trio.fail_after(15):
+        async with trio.open_nursery() as callers, open_sandbox(runtime) as sandbox:
+            await sandbox.python("1")
+            callers.start_soon(call, sandbox.bash("sleep 1000", limit_s=600))
+            callers.start_soon(call, sandbox.bash("echo waits in line", limit_s=600))
+            callers.start_soon(call, sandbox.python("import time; time.sleep(1000)", limit_s=600))
+            callers.start_soon(call, sandbox.write_file("big", b"x" * 30_000_000))
+            await trio.sleep(0.02)
+    assert len(failures) >= 3
