@@ -125,7 +125,7 @@ async def _serve(
     )  # fmt: skip
     async with registry.open_all(), trio.open_nursery() as jobs:
         await jobs.start(supervisor.run, name="supervisor")
-        _start_engines(config, core, pool, policies)
+        _start_engines(config, core, pool)
         async with trio.open_nursery() as front:
             server: HttpServer = await front.start(
                 partial(run_http, create_app(deps), bind=_bind(config), limits=_connections(config)), name="http"
@@ -164,7 +164,7 @@ async def _until_told(supervisor: Supervisor, drain_s: float) -> None:
 # --- engines ------------------------------------------------------------------------------------------------------------
 
 
-def _start_engines(config: Config, core: trio.Nursery, pool: BackendPool, policies: Policies) -> None:
+def _start_engines(config: Config, core: trio.Nursery, pool: BackendPool) -> None:
     for entry in config.backends:
         request = AddBackend(
             url=entry.url, kind=entry.kind, policy=entry.policy, model=entry.model,
@@ -172,7 +172,7 @@ def _start_engines(config: Config, core: trio.Nursery, pool: BackendPool, polici
         )  # fmt: skip
         core.start_soon(_join, pool, request, name=f"join {entry.url}")
     if config.embedded_engine:
-        core.start_soon(_embedded, config, pool, policies, name="embedded engine")
+        core.start_soon(_embedded, config, pool, name="embedded engine")
 
 
 async def _join(pool: BackendPool, request: AddBackend) -> None:
@@ -189,11 +189,11 @@ async def _join(pool: BackendPool, request: AddBackend) -> None:
         pause = min(REJOIN_MAX_S, 2 * pause)
 
 
-async def _embedded(config: Config, pool: BackendPool, policies: Policies) -> None:
+async def _embedded(config: Config, pool: BackendPool) -> None:
     """Keep the embedded engine running and in the pool, so many times."""
     for start in range(1, ENGINE_STARTS_MAX + 1):
         try:
-            await _embedded_once(config, pool, policies)
+            await _embedded_once(config, pool)
         except* ConfigError as group:
             if config.engine.enabled:
                 raise
@@ -207,7 +207,7 @@ async def _embedded(config: Config, pool: BackendPool, policies: Policies) -> No
         await trio.sleep(REJOIN_MIN_S)
 
 
-async def _embedded_once(config: Config, pool: BackendPool, policies: Policies) -> None:
+async def _embedded_once(config: Config, pool: BackendPool) -> None:
     run = partial(
         run_embedded_engine,
         slots=config.engine.slots,
@@ -216,7 +216,6 @@ async def _embedded_once(config: Config, pool: BackendPool, policies: Policies) 
     )
     async with trio.open_nursery() as nursery:
         engine: EmbeddedEngine = await nursery.start(run, name="embedded engine process")
-        policies.set_tokenizer(DEFAULT_POLICY, engine.model_path)
         request = AddBackend(url=engine.url, kind="llamacpp", policy=DEFAULT_POLICY, max_inflight=engine.slots)
         info = await pool.add(request)
         try:

@@ -37,7 +37,10 @@ BackendKind = Literal["vllm", "sglang", "llamacpp", "openai", "prorl"]
 
 
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
-    """What a probe found out about an engine."""
+    """What a probe found out about an engine.
+
+    ``model_path`` is where the engine says its model lies; it counts only where this machine has it there, too.
+    """
 
     model: str
     max_context_tokens: int
@@ -47,6 +50,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     takes_seed: bool = True
     logprobs_mode: Literal["raw", "processed"] = "raw"
     version: int | None = None
+    model_path: str | None = None
     details: dict[str, Any] = {}
 
 

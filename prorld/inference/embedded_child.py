@@ -64,9 +64,8 @@ def _serve(wish: dict[str, Any]) -> Any:
     params.endpoint_metrics = True
     params.endpoint_slots = True
     params.ui = False
-    if wish["threads"]:
-        params.cpuparams.n_threads = wish["threads"]
-        params.cpuparams_batch.n_threads = wish["threads"]
+    params.cpuparams.n_threads = wish["threads"]
+    params.cpuparams_batch.n_threads = wish["threads"]
     return xllamacpp.Server(params)
 
 

@@ -159,6 +159,7 @@ class LlamaCppBackend:
             max_context_tokens=card.meta.n_ctx,
             version_spans=True,
             version=0,
+            model_path=card.id,
             details={"vocabulary": card.meta.n_vocab},
         )
 

@@ -32,6 +32,7 @@ class PooledModels:
     ) -> AsyncIterator[ModelSession]:
         """Lease an engine for as long as the block lasts. Waits for one; the caller's scope bounds that."""
         async with self._pool.lease(spec.policy, group_id=spec.group_id) as lease:
-            # After the lease: an engine that brings its own model also brings the policy's tokenizer.
-            renderer = await self._policies.renderer(spec.policy, spec.sampling.chat_template_kwargs)
+            renderer = await self._policies.renderer(
+                spec.policy, spec.sampling.chat_template_kwargs, model_path=lease.capabilities.model_path
+            )
             yield ModelSession(spec, attempt, renderer=renderer, lease=lease, lane=self._lane, on_turn=on_turn)

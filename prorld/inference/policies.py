@@ -48,15 +48,16 @@ class Policies:
         """The policies there are."""
         return self._sources.keys()
 
-    def set_tokenizer(self, policy: str, path: str) -> None:
-        """Name the tokenizer of a policy that has none yet: an engine that brings its model along knows it."""
-        source = self._sources[policy]
-        if source.tokenizer is None:
-            self._sources[policy] = msgspec.structs.replace(source, tokenizer=path)
+    async def renderer(
+        self, policy: str, chat_template_kwargs: Mapping[str, Any], *, model_path: str | None = None
+    ) -> Renderer:
+        """The renderer for a job of a policy. Raises ``RendererError``.
 
-    async def renderer(self, policy: str, chat_template_kwargs: Mapping[str, Any]) -> Renderer:
-        """The renderer for a job of a policy. Raises ``RendererError``."""
+        Where no tokenizer is configured, the first engine whose ``model_path`` is on this machine brings it, for good.
+        """
         source = self._sources[policy]
+        if source.tokenizer is None and model_path is not None and _holds_tokenizer(model_path):
+            source = self._sources[policy] = msgspec.structs.replace(source, tokenizer=model_path)
         variables = {**source.chat_template_kwargs, **chat_template_kwargs}
         key = (policy, msgspec.json.encode(variables, order="deterministic"))
         # One at a time, so that a thousand jobs that start together load one tokenizer.
@@ -66,10 +67,9 @@ class Policies:
                 self._renderers.move_to_end(key)
                 return known
             if source.tokenizer is None:
-                raise RendererError(
-                    f"policy {policy} has no tokenizer; name its directory as policies.{policy}.tokenizer",
-                    code="no_tokenizer",
-                )
+                words = f"policy {policy} has no tokenizer and its engine's model is not on this machine"
+                cure = f"name a directory with tokenizer.json as policies.{policy}.tokenizer"
+                raise RendererError(f"{words}; {cure}", code="no_tokenizer")
             tokenizer = await self._tokenizer(source.tokenizer)
             with boundary(RendererError, f"making the renderer of policy {policy}"):
                 made = await self._lane.run(partial(JinjaRenderer, tokenizer, chat_template_kwargs=variables))
@@ -83,6 +83,11 @@ class Policies:
             with boundary(RendererError, f"loading the tokenizer {path}", code="no_tokenizer"):
                 self._tokenizers[path] = await self._lane.run(load_tokenizer, path)
         return self._tokenizers[path]
+
+
+def _holds_tokenizer(path: str) -> bool:
+    place = Path(path)
+    return place.is_absolute() and (place.suffix == ".gguf" and place.is_file() or (place / "tokenizer.json").is_file())
 
 
 def load_tokenizer(path: str) -> HfTokenizer:

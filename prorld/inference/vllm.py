@@ -107,6 +107,7 @@ class VllmBackend:
             takes_seed=_takes_seed(build) if self._takes_seed is None else self._takes_seed,
             logprobs_mode=self._logprobs_mode,
             version=None if version is None else version.version,
+            model_path=card.root,
             details={"build": build, "weights": self._label},
         )
         return self._found

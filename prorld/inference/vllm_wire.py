@@ -107,6 +107,7 @@ class ModelCard(msgspec.Struct, frozen=True):
 
     id: str
     max_model_len: int | None = None
+    root: str | None = None
 
 
 class _Models(msgspec.Struct, frozen=True):
