@@ -118,10 +118,12 @@ def plan(n: int, handlers: set[str], prefix: str) -> list[SubmitJob]:
 
 def task(handler: str, dice: random.Random) -> dict[str, Any]:
     """One instance."""
-    a, b = dice.randrange(10, 1000), dice.randrange(10, 1000)
     if handler == "calc":
-        return {"question": f"What is {a} plus {b}?", "answer": a + b}
-    return {"problem": f"What is {a % 90 + 10} + {b % 90 + 10}?", "answer": str(a % 90 + b % 90 + 20)}
+        a, b = dice.randrange(10, 1000), dice.randrange(10, 1000)
+        word, answer = dice.choice((("plus", a + b), ("minus", a - b), ("times", a * b)))
+        return {"question": f"What is {a} {word} {b}?", "answer": answer}
+    a, b = dice.randrange(10, 100), dice.randrange(10, 100)
+    return {"problem": f"What is {a} + {b}?", "answer": str(a + b)}
 
 
 def watch(client: Client, job_ids: Sequence[str], until: float) -> list[JobRecord]:

@@ -30,6 +30,14 @@ def test_the_plan_is_the_same_every_time():
     assert [job.instance for job in plan(5, {"calc"}, "a")] == [job.instance for job in plan(5, {"calc"}, "b")]
 
 
+def test_the_answers_are_right():
+    """What the demo calls the answer is the answer."""
+    signs = {"plus": "+", "minus": "-", "times": "*", "+": "+"}
+    for job in plan(40, {"calc"}, "d") + plan(40, {"math"}, "d"):
+        words = (job.instance.get("question") or job.instance["problem"]).removesuffix("?").split()
+        assert eval(f"{words[2]} {signs[words[3]]} {words[4]}") == int(job.instance["answer"])
+
+
 def test_without_a_handler_the_cure_is_told():
     """A demo with nothing to run says what to install."""
     with pytest.raises(UsageError, match="pip install"):
