@@ -150,12 +150,12 @@ def test_it_runs_from_anywhere(machine: Machine, tmp_path: Path):
 
 
 def test_calls_at_the_same_time_make_one_set_of_tools(machine: Machine):
-    """Four first calls at once all succeed, and one folder is left."""
+    """Eight first calls at once all succeed, and one folder is left."""
     machine.give("uv", FAKE_UV)
-    started = [machine.start("test", str(n)) for n in range(4)]
+    started = [machine.start("test", str(n)) for n in range(8)]
     ended = [process.communicate(timeout=30) for process in started]
-    assert [process.returncode for process in started] == [0] * 4, ended
-    assert [out.splitlines()[-1] for out, _ in ended] == ["<0>", "<1>", "<2>", "<3>"]
+    assert [process.returncode for process in started] == [0] * 8, ended
+    assert [out.splitlines()[-1] for out, _ in ended] == [f"<{n}>" for n in range(8)]
     assert len(machine.made) == 1
     assert sorted(path.name for path in (machine.root / ".tools" / machine.made[0]).iterdir()) == ["bin"]
 
