@@ -28,6 +28,9 @@ __all__ = ["EngineHttp", "raise_for_status"]
 T = TypeVar("T")
 Headers = tuple[tuple[str, str], ...]
 
+# Questions about the engine go over sockets of their own: a pool full of calls must not make it look dead.
+CONTROL_CONNECTIONS_MAX = 4
+
 _BUSY = frozenset({429, 503})
 _RETRYABLE = frozenset({404, 408, 409, 425, 500, 502, 504})
 _JSON: Headers = (("content-type", "application/json"),)
@@ -58,22 +61,26 @@ def raise_for_status(response: Response, what: str) -> None:
 
 
 class EngineHttp:
-    """One engine's address as typed requests."""
+    """One engine's address as typed requests. ``connections_max`` bounds the calls; control has sockets of its own."""
 
     def __init__(self, url: str, *, connections_max: int, response_bytes_max: int) -> None:
         self.url = url
-        self._client = HttpClient(url, connections_max=connections_max, response_bytes_max=response_bytes_max)
+        self._calls = HttpClient(url, connections_max=connections_max, response_bytes_max=response_bytes_max)
+        self._control = HttpClient(url, connections_max=CONTROL_CONNECTIONS_MAX, response_bytes_max=response_bytes_max)
         self._encoder = msgspec.json.Encoder()
 
     def statistics(self) -> ClientStatistics:
-        """The sockets to this engine."""
-        return self._client.statistics()
+        """The sockets of the calls to this engine."""
+        return self._calls.statistics()
 
-    async def send(self, method: str, path: str, payload: Any = None, headers: Headers = ()) -> Response:
-        """A request whose answer is wanted whatever its status."""
+    async def send(
+        self, method: str, path: str, payload: Any = None, headers: Headers = (), *, control: bool = False
+    ) -> Response:
+        """A request whose answer is wanted whatever its status. A GET is always ``control``."""
         body = b"" if payload is None else self._encoder.encode(payload)
+        client = self._control if control or method == "GET" else self._calls
         try:
-            return await self._client.request(method, path, body, (*_JSON, *headers) if body else headers)
+            return await client.request(method, path, body, (*_JSON, *headers) if body else headers)
         except ResponseTooLarge as exc:
             raise MalformedReply(f"{method} {path} of {self.url} answered too much") from exc
         except ConnectFailed as exc:
@@ -102,5 +109,6 @@ class EngineHttp:
 
     async def aclose(self) -> None:
         """Close the idle sockets, and each busy one when its exchange ends."""
-        self._client.close()
+        self._calls.close()
+        self._control.close()
         await trio.lowlevel.checkpoint()

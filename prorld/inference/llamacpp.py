@@ -288,7 +288,7 @@ class LlamaCppBackend:
         )
 
     def statistics(self) -> ClientStatistics:
-        """The sockets to this engine."""
+        """The sockets of the calls to this engine."""
         return self._http.statistics()
 
     async def aclose(self) -> None:

@@ -126,7 +126,7 @@ class VllmBackend:
 
     async def _opens(self, path: str, payload: dict[str, Any]) -> bool:
         """Whether a route that depends on the server's flags is there: without them it answers 403 or 404."""
-        response = await self._http.send("POST", path, payload)
+        response = await self._http.send("POST", path, payload, control=True)
         if response.status in (403, 404, 405):
             return False
         raise_for_status(response, f"POST {path} of {self.url}")
@@ -227,7 +227,7 @@ class VllmBackend:
         """
         native = self._found is not None and self._found.native_generate
         names = [f"generate-tokens-{name}" if native else f"cmpl-{name}-0" for name in request_ids]
-        await self._http.send("POST", ABORT_PATH, {"request_ids": names})
+        await self._http.send("POST", ABORT_PATH, {"request_ids": names}, control=True)
 
     # --- how it is ----------------------------------------------------------------------------------------------------
 
@@ -248,7 +248,7 @@ class VllmBackend:
         )
 
     def statistics(self) -> ClientStatistics:
-        """The sockets to this engine."""
+        """The sockets of the calls to this engine."""
         return self._http.statistics()
 
     async def aclose(self) -> None:

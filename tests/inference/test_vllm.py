@@ -207,6 +207,21 @@ async def test_the_load_is_read_from_the_metrics() -> None:
         nursery.cancel_scope.cancel()
 
 
+async def test_an_engine_full_of_calls_still_answers_for_its_health() -> None:
+    """Health, load and aborts do not wait behind calls that hold every socket."""
+    script = Script(turns=[TURN], latency=Latency(fixed_s=60.0))
+    async with engine(script, connections_max=2) as (server, backend), trio.open_nursery() as nursery:
+        for number in range(5):
+            nursery.start_soon(backend.generate, request(request_id=f"r-{number}"))
+        await running(server)
+        with trio.fail_after(5):
+            assert await backend.healthy()
+            assert (await backend.load()).running in (1, 2)
+            await backend.abort(["r-0"])
+        assert backend.statistics().live == 2
+        nursery.cancel_scope.cancel()
+
+
 async def test_the_prefix_cache_is_reported() -> None:
     """The second turn of a conversation finds the first in the cache."""
     async with engine(Script(turns=[TURN])) as (_, backend):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -92,8 +92,3 @@ def scripted_logprob(token_id: int, position: int) -> float:
     Tests compute it anew, so a value that is beside its token by one position is found. It is exact in 32 bits.
     """
     return -(((token_id * 31 + position) % 97) + 1) / 32
-
-
-def as_builtins(script: Script) -> Any:
-    """The script as it goes into a file."""
-    return msgspec.to_builtins(script)
