@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import trio
 
@@ -19,6 +19,8 @@ from prorld.sandbox.session import Session, keep_empty
 from prorld.sandbox.warden_client import Child, Warden
 
 __all__ = ["Box"]
+
+T = TypeVar("T")
 
 # Quiet tools, no pagers, no questions: nobody sits at this terminal.
 _ENVIRONMENT = {
@@ -103,21 +105,19 @@ class Box:
 
     async def bash(self, command: str, *, limit_s: float = 30.0) -> CommandResult:
         """Run a command in the persistent shell."""
-        return await self._session(self._bash).run(command, limit_s=limit_s)
+        return await (await self._session(self._bash)).run(command, limit_s=limit_s)
 
     async def python(self, code: str, *, limit_s: float = 30.0) -> CommandResult:
         """Run a cell in the persistent interpreter."""
-        return await self._session(self._python).run(code, limit_s=limit_s)
+        return await (await self._session(self._python)).run(code, limit_s=limit_s)
 
     async def read_file(self, path: str, *, max_bytes: int = 1 << 20) -> bytes:
         """A file's content."""
-        with self._told_apart():
-            return await self._files.read(path, max_bytes=max_bytes)
+        return await self._transfer(partial(self._files.read, path, max_bytes=max_bytes))
 
     async def write_file(self, path: str, data: bytes) -> None:
         """Write a file, making its directories."""
-        with self._told_apart():
-            await self._files.write(path, data)
+        await self._transfer(partial(self._files.write, path, data))
 
     def info(self, runtime: str) -> SandboxInfo:
         """Its row in a listing."""
@@ -131,22 +131,25 @@ class Box:
             rss_bytes=self._rss_bytes(),
         )
 
-    @contextmanager
-    def _told_apart(self) -> Iterator[None]:
-        """A transfer that failed because the sandbox ended meanwhile is the sandbox's error, not the file's."""
+    async def _transfer(self, transfer: Callable[[], Awaitable[T]]) -> T:
+        """A transfer that fails because the sandbox ends meanwhile is the sandbox's error, not the file's."""
+        await self._check_up()
         try:
-            yield
-        except OSError:
-            self._check_up()
-            raise
+            return await transfer()
+        except OSError as exc:
+            failure = exc
+        await self._check_up()
+        raise failure
 
-    def _session(self, session: Session | None) -> Session:
-        self._check_up()
+    async def _session(self, session: Session | None) -> Session:
+        await self._check_up()
         assert session is not None
         return session
 
-    def _check_up(self) -> Child:
+    async def _check_up(self) -> Child:
         if self._state == "closing" or self._holder is None or not self._holder.running:
+            # Where one cancellation ends both the sandbox and its user, the user must not take that for an error.
+            await trio.lowlevel.checkpoint_if_cancelled()
             raise SandboxError(f"sandbox {self.sandbox_id} is gone")
         return self._holder
 
@@ -158,13 +161,11 @@ class Box:
         return await self._enter(argv, {"PATH": self._env["PATH"], "LANG": "C.UTF-8"}, limits)
 
     async def _enter(self, argv: Sequence[str], env: Mapping[str, str], limits: Mapping[str, int]) -> Child:
-        holder = self._check_up()
+        holder = await self._check_up()
         child = await self._warden.spawn(argv, env=env, enter=holder, limits=limits, seccomp=self._seccomp)
-        try:
-            self._check_up()
-        except SandboxError:
+        if self._state == "closing":
             child.close()
-            raise
+            await self._check_up()
         return child
 
     def _rss_bytes(self) -> int:

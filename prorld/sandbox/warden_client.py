@@ -154,6 +154,7 @@ class _Link:
     async def spawn(self, wish: dict[str, object]) -> Child:
         """Ask for a child and wait for it."""
         if self._dead:
+            await trio.lowlevel.checkpoint_if_cancelled()
             raise SandboxError("the warden is gone")
         self._numbers += 1
         number, request = self._numbers, _Request()
@@ -166,6 +167,8 @@ class _Link:
             await self._send(packet)
             await request.answered.wait()
             if request.child is None:
+                # The cancellation that ended the warden may be the caller's own.
+                await trio.lowlevel.checkpoint_if_cancelled()
                 raise SandboxError(f"the warden refused to start a process: {request.why}")
             stack.pop_all()
             return request.child
@@ -258,6 +261,7 @@ class Warden:
         ``data`` are contents that the process finds on descriptors from 11 on.
         """
         if self._link is None:
+            await trio.lowlevel.checkpoint_if_cancelled()
             raise SandboxError("there is no warden")
         return await self._link.spawn(
             {

@@ -302,9 +302,13 @@ async def test_calls_under_way_hear_of_the_end(runtime: BubblewrapRuntime) -> No
     with trio.fail_after(15):
         async with trio.open_nursery() as callers, open_sandbox(runtime) as sandbox:
             await sandbox.python("1")
-            callers.start_soon(call, sandbox.bash("sleep 1000", limit_s=600))
-            callers.start_soon(call, sandbox.bash("echo waits in line", limit_s=600))
-            callers.start_soon(call, sandbox.python("import time; time.sleep(1000)", limit_s=600))
-            callers.start_soon(call, sandbox.write_file("big", b"x" * 30_000_000))
+            calls: list[Awaitable[object]] = [
+                sandbox.bash("sleep 1000", limit_s=600),
+                sandbox.bash("echo waits in line", limit_s=600),
+                sandbox.python("import time; time.sleep(1000)", limit_s=600),
+                sandbox.write_file("big", b"x" * 30_000_000),
+            ]
+            for what in calls:
+                callers.start_soon(call, what)
             await trio.sleep(0.02)
     assert len(failures) >= 3
