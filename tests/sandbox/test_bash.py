@@ -178,6 +178,7 @@ async def test_huge_output(sandbox: Sandbox) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.real
 async def test_endless_output(runtime: BubblewrapRuntime) -> None:
     """`yes` ends at its limit, and a neighbour's commands stay quick meanwhile."""
     waits: list[float] = []
@@ -202,6 +203,7 @@ async def test_endless_output(runtime: BubblewrapRuntime) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.real
 async def test_fork_bomb(runtime: BubblewrapRuntime) -> None:
     """The number of processes is bounded; one builtin recovers the sandbox, and files can be moved all the while."""
     spec = SandboxSpec(limits=SandboxLimits(processes=64))

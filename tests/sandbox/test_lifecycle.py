@@ -46,6 +46,7 @@ async def test_nothing_is_left(runtime: BubblewrapRuntime, runtime_dir: Path) ->
 
 
 @pytest.mark.slow
+@pytest.mark.real
 async def test_cancelled_at_any_moment(runtime: BubblewrapRuntime, runtime_dir: Path) -> None:
     """Wherever the cancellation hits, start, command, transfer, end, nothing is left of the sandbox."""
     chance = random.Random(7)
@@ -72,6 +73,7 @@ async def _life(runtime: BubblewrapRuntime, sandbox_id: str, seconds: float) -> 
 
 
 @pytest.mark.slow
+@pytest.mark.real
 async def test_many_at_once(runtime: BubblewrapRuntime) -> None:
     """Fifty sandboxes start together, answer together, and leave nothing."""
     answers: list[bytes] = []
@@ -95,6 +97,7 @@ async def test_many_at_once(runtime: BubblewrapRuntime) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.real
 async def test_idle_sandbox_stays(runtime: BubblewrapRuntime) -> None:
     """A sandbox outlives the worker threads of the daemon: its parent is a process, not a thread that idles out."""
     async with open_sandbox(runtime) as sandbox:
@@ -260,6 +263,7 @@ def _sweep_the_rest(runtime_dir: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.real
 @pytest.mark.skipif(os.getuid() != 0, reason="is an ordinary user already")
 def test_as_an_ordinary_user() -> None:
     """Without root the room keeps the same promises: its tests pass as another user, in an interpreter it can reach."""
