@@ -84,7 +84,7 @@ async def played(completion: Answer) -> AsyncIterator[tuple[Played, LlamaCppBack
     listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
     async with trio.open_nursery() as nursery:
         answer: Callable[[Request], Awaitable[Reply]] = server.answer
-        nursery.start_soon(partial(trio.serve_listeners, partial(serve_connection, answer), listeners))
+        await nursery.start(partial(trio.serve_listeners, partial(serve_connection, answer), listeners))
         backend = LlamaCppBackend(f"http://127.0.0.1:{listeners[0].socket.getsockname()[1]}", step_tokens_max=8)
         await backend.probe()
         yield server, backend

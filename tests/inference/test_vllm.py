@@ -67,6 +67,7 @@ def request(prompt: list[int] | None = None, **changes: Any) -> GenerationReques
 async def running(server: ScriptedServer) -> None:
     """Until a call runs in the engine."""
     with trio.fail_after(5):
+        await trio.lowlevel.checkpoint()
         while not server.engine.running:  # noqa: ASYNC110 - it has no event for tests
             await trio.sleep(0.005)
 

@@ -45,6 +45,7 @@ class Server:
     async def wait_until(self, condition: Callable[[], bool]) -> None:
         """Until it holds, looked at after each event; the test fails if it takes long."""
         with trio.fail_after(10):
+            await trio.lowlevel.checkpoint()
             while not condition():
                 await self.changed.wait()
 
@@ -68,7 +69,7 @@ async def serving(handler: Callable[[Server, trio.SocketStream], Awaitable[None]
             server.note()
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(partial(trio.serve_listeners, connection, listeners))
+        await nursery.start(partial(trio.serve_listeners, connection, listeners))
         yield server
         nursery.cancel_scope.cancel()
 
@@ -243,12 +244,11 @@ async def test_cancelling_at_any_moment_leaks_nothing(step: int) -> None:
     """Whatever instant the caller gives up at, no socket stays open."""
     async with serving(echo) as server:
         client = HttpClient(server.url)
-        with trio.CancelScope() as scope:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(client.request, "POST", "/", b"x" * 10)
-                for _ in range(step):
-                    await trio.lowlevel.checkpoint()
-                scope.cancel()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(client.request, "POST", "/", b"x" * 10)
+            for _ in range(step):
+                await trio.lowlevel.checkpoint()
+            nursery.cancel_scope.cancel()
         stats = client.statistics()
         assert stats.live == stats.idle
         client.close()
