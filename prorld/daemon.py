@@ -14,7 +14,6 @@ import signal
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from pwd import getpwnam, getpwuid
 
 import structlog
 import trio
@@ -39,14 +38,16 @@ from prorld.kit import loop_lag
 from prorld.kit.lanes import Lane
 from prorld.metrics import Metrics
 from prorld.ops.state_dir import announced, held
+from prorld.ops.users import sandbox_user
 from prorld.ops.views import Views
 from prorld.rollout.clock import SystemClock
 from prorld.rollout.life import World
 from prorld.rollout.stages import Gates
 from prorld.rollout.supervisor import Supervisor, SupervisorLimits
+from prorld.sandbox import reaper
 from prorld.sandbox.bubblewrap import BubblewrapRuntime
 from prorld.sandbox.probe import check_bubblewrap
-from prorld.sandbox.warden_client import Warden, run_warden
+from prorld.sandbox.warden_client import run_warden
 from prorld.wire.ops import AddBackend, Endpoint
 
 __all__ = ["serve"]
@@ -75,6 +76,7 @@ async def serve(loaded: Loaded, *, task_status: trio.TaskStatus[Endpoint] = trio
                 await _serve(loaded, boot_id, core, task_status)
             finally:
                 core_scope.cancel("the daemon ends")
+        reaper.remove_boot(_scratch_dir(loaded), boot_id)
     log.info("daemon.ended", boot_id=boot_id)
 
 
@@ -101,10 +103,14 @@ async def _serve(
     with trio.fail_after(config.timeouts.boot_s):
         pool = BackendPool(_factories())
         await core.start(pool.run, name="pool")
-        user = _sandbox_user(config)
+        user = sandbox_user(config.sandbox.user)
         warden = await core.start(partial(run_warden, user=user), name="warden")
         no_sandbox = await check_bubblewrap(user=user)
-    runtime = _runtime(loaded, warden, boot_id)
+    scratch = _scratch_dir(loaded)
+    reaped = reaper.reap(scratch, boot_id=boot_id)
+    if reaped.directories:
+        log.warning("daemon.reaped", directories=reaped.directories, processes=reaped.processes)
+    runtime = BubblewrapRuntime(warden, runtime_dir=scratch, boot_id=boot_id)
     world = World(
         gates=Gates(init=config.stages.init, run=config.stages.run, eval=config.stages.eval),
         runtime=runtime,
@@ -254,25 +260,9 @@ def _policy_sources(config: Config) -> dict[str, PolicySource]:
     return {name: PolicySource() for name in sorted(named)} | sources
 
 
-def _runtime(loaded: Loaded, warden: Warden, boot_id: str) -> BubblewrapRuntime:
-    scratch = loaded.config.sandbox.scratch_dir
-    directory = loaded.state_dir / "sandboxes" if scratch is None else Path(scratch)
-    return BubblewrapRuntime(warden, runtime_dir=directory, boot_id=boot_id)
-
-
-def _sandbox_user(config: Config) -> tuple[int, int] | None:
-    """Whom sandboxes run as when the daemon is root; ``None`` where it is not."""
-    if os.getuid() != 0:
-        return None
-    name = config.sandbox.user
-    try:
-        found = getpwuid(int(name)) if name.isdigit() else getpwnam(name)
-    except KeyError:
-        raise ConfigError(f"sandbox.user: there is no user {name} on this machine") from None
-    if found.pw_uid == 0:
-        raise ConfigError(f"sandbox.user: {name} is root, and a sandbox never runs as root")
-    log.warning("daemon.root", sandboxes_run_as=found.pw_name)
-    return found.pw_uid, found.pw_gid
+def _scratch_dir(loaded: Loaded) -> Path:
+    chosen = loaded.config.sandbox.scratch_dir
+    return loaded.state_dir if chosen is None else Path(chosen)
 
 
 def _limits(config: Config) -> SupervisorLimits:
