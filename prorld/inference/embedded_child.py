@@ -21,6 +21,9 @@ HTTP_THREADS = 80
 # Saved prefixes of prompts that lost their slot. The engine's own bound is 8 GiB.
 PREFIX_CACHE_MIB = 512
 
+# The engine lets any web page read its answers unless it is told of one that may. There is none.
+NOBODY = "http://nobody.invalid"
+
 
 def main() -> NoReturn:
     """Serve what the first argument, a JSON object, asks for."""
@@ -64,6 +67,7 @@ def _serve(wish: dict[str, Any]) -> Any:
     params.endpoint_metrics = True
     params.endpoint_slots = True
     params.ui = False
+    params.cors_origins = NOBODY
     params.cpuparams.n_threads = wish["threads"]
     params.cpuparams_batch.n_threads = wish["threads"]
     return xllamacpp.Server(params)
