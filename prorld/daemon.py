@@ -90,9 +90,7 @@ async def _hold(
             await trio.sleep_forever()
 
 
-async def _serve(
-    loaded: Loaded, boot_id: str, core: trio.Nursery, task_status: trio.TaskStatus[Endpoint]
-) -> None:
+async def _serve(loaded: Loaded, boot_id: str, core: trio.Nursery, task_status: trio.TaskStatus[Endpoint]) -> None:
     config = loaded.config
     auth = NoAuth() if config.server.no_auth else load_token_book(loaded.state_dir)
     registry = _handlers(config)
@@ -101,9 +99,11 @@ async def _serve(
     lane = Lane("tokenizers", TOKENIZER_THREADS)
     policies = Policies(_policy_sources(config), lane)
     with trio.fail_after(config.timeouts.boot_s):
-        pool = BackendPool(_factories())
+        pool = BackendPool(_factories(), metrics)
         await core.start(pool.run, name="pool")
         user = sandbox_user(config.sandbox.user)
+        if user is not None:
+            log.warning("daemon.root", sandboxes_run_as=config.sandbox.user, uid=user[0])
         warden = await core.start(partial(run_warden, user=user), name="warden")
         no_sandbox = await check_bubblewrap(user=user)
     scratch = _scratch_dir(loaded)
@@ -167,7 +167,7 @@ async def _until_told(supervisor: Supervisor, drain_s: float) -> None:
                 nursery.cancel_scope.cancel("every job has ended")
 
 
-# --- engines ------------------------------------------------------------------------------------------------------------
+# --- engines ----------------------------------------------------------------------------------------------------------
 
 
 def _start_engines(config: Config, core: trio.Nursery, pool: BackendPool) -> None:
@@ -197,20 +197,22 @@ async def _join(pool: BackendPool, request: AddBackend) -> None:
 
 async def _embedded(config: Config, pool: BackendPool) -> None:
     """Keep the embedded engine running and in the pool, so many times."""
-    for start in range(1, ENGINE_STARTS_MAX + 1):
+    starts = 0
+    while starts < ENGINE_STARTS_MAX:
+        starts += 1
         try:
             await _embedded_once(config, pool)
         except* ConfigError as group:
             if config.engine.enabled:
                 raise
             # Nobody asked for it by name: readiness says that there is no engine, and how to get one.
-            start = ENGINE_STARTS_MAX
+            starts = ENGINE_STARTS_MAX
             log.warning("engine.absent", reason=chain(group.exceptions[0]))
         except* ProrldError as group:
-            log.error("engine.died", start=start, starts_max=ENGINE_STARTS_MAX, reason=chain(group.exceptions[0]))
-        if start == ENGINE_STARTS_MAX:
-            break
-        await trio.sleep(REJOIN_MIN_S)
+            reason = chain(group.exceptions[0])
+            log.error("engine.died", starts=starts, starts_max=ENGINE_STARTS_MAX, reason=reason)  # noqa: TRY400
+        if starts < ENGINE_STARTS_MAX:
+            await trio.sleep(REJOIN_MIN_S)
 
 
 async def _embedded_once(config: Config, pool: BackendPool) -> None:
@@ -240,7 +242,7 @@ def _factories() -> Mapping[str, BackendFactory]:
     }
 
 
-# --- parts from configuration -------------------------------------------------------------------------------------------
+# --- parts from configuration -----------------------------------------------------------------------------------------
 
 
 def _handlers(config: Config) -> Registry:

@@ -48,7 +48,7 @@ class Branch:
         self.index = index
         self.parent = parent
         self.fork_at = fork_at
-        self.reason = reason
+        self.reason: ForkReason | None = reason
         self._ids = array("i")
         self._mask = bytearray()
         self._logprobs = array("f")

@@ -160,4 +160,3 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     outcome: Outcome
     started_at: str
     ended_at: str
-

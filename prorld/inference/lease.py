@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
+import trio
+
 from prorld.errors import BackendError, NoBackend
 from prorld.inference.contract import Capabilities, Generation, GenerationRequest
 from prorld.inference.pool_entry import PoolEntry
@@ -29,6 +31,10 @@ class LeaseDesk(Protocol):
 
     def failed(self, entry: PoolEntry, error: BackendError) -> None:
         """A call did not."""
+        ...
+
+    def count(self, entry: PoolEntry, result: str, seconds: float, *, prompted: int, sampled: int) -> None:
+        """A call ended, in whatever way."""
         ...
 
 
@@ -68,13 +74,18 @@ class Lease:
             self._assert_there(entry)
             entry.calls_total += 1
             entry.row.inflight += 1
+            began, result, sampled = trio.current_time(), "cancelled", 0
             try:
                 generation = await entry.backend.generate(request)
+                result, sampled = "ok", len(generation.token_ids)
             except BackendError as error:
+                result = error.stable_code
                 self._desk.failed(entry, error)
                 raise
             finally:
                 entry.row.inflight -= 1
+                seconds = trio.current_time() - began
+                self._desk.count(entry, result, seconds, prompted=len(request.token_ids), sampled=sampled)
         self._desk.succeeded(entry)
         return generation
 

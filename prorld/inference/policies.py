@@ -87,7 +87,9 @@ class Policies:
 
 def _holds_tokenizer(path: str) -> bool:
     place = Path(path)
-    return place.is_absolute() and (place.suffix == ".gguf" and place.is_file() or (place / "tokenizer.json").is_file())
+    if not place.is_absolute():
+        return False
+    return (place.suffix == ".gguf" and place.is_file()) or (place / "tokenizer.json").is_file()
 
 
 def load_tokenizer(path: str) -> HfTokenizer:

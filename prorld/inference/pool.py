@@ -22,6 +22,7 @@ from prorld.inference.contract import Backend, Capabilities
 from prorld.inference.lease import Lease
 from prorld.inference.pool_entry import PoolEntry, is_strike, is_unreachable
 from prorld.kit.cleanup import shielded
+from prorld.metrics import Metrics
 from prorld.wire.ops import AddBackend, BackendInfo, BackendList
 
 __all__ = ["BackendFactory", "BackendPool"]
@@ -49,8 +50,9 @@ DOWN_SECONDS_MIN = 5.0
 class BackendPool:
     """The engines of all policies. ``factories`` maps a kind to what makes its client."""
 
-    def __init__(self, factories: Mapping[str, BackendFactory]) -> None:
+    def __init__(self, factories: Mapping[str, BackendFactory], metrics: Metrics) -> None:
         self._factories = dict(factories)
+        self._metrics = metrics
         self._entries: dict[str, PoolEntry] = {}
         self._tables: dict[str, BackendTable] = {}
         self._homes = GroupHomes()
@@ -221,6 +223,11 @@ class BackendPool:
             else:
                 self._set_state(entry, entry.reachable_state)
 
+    def count(self, entry: PoolEntry, result: str, seconds: float, *, prompted: int, sampled: int) -> None:
+        """For leases: a call ended, in whatever way."""
+        self._metrics.engine_called(entry.request.kind, result=result, seconds=seconds)
+        self._metrics.tokens_counted(entry.request.policy, prompted=prompted, sampled=sampled)
+
     def _lose(self, entry: PoolEntry, reason: str) -> None:
         if entry.row.state is BackendState.DOWN:
             return
@@ -270,7 +277,7 @@ class BackendPool:
     async def _look_after(self, entry: PoolEntry, turn: int) -> None:
         answered = False
         with trio.move_on_after(HEALTH_SECONDS_MAX):
-            answered = await entry.backend.healthy()
+            answered = await self._answers(entry)
         if entry.removed:
             return
         if not answered:
@@ -288,6 +295,14 @@ class BackendPool:
             self._set_state(entry, entry.reachable_state)
         if turn % LOAD_ROUNDS == 0:
             await self._read_load(entry)
+
+    async def _answers(self, entry: PoolEntry) -> bool:
+        try:
+            return await entry.backend.healthy()
+        except Exception:
+            # It promises not to raise; a client from a plugin that does must not end the pool for all the others.
+            log.exception("backend.broken", backend=entry.backend_id, kind=entry.request.kind)
+            return False
 
     async def _welcome_back(self, entry: PoolEntry) -> None:
         """An engine that was down comes back only through its probe: it may be another one by now."""

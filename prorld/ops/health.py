@@ -10,7 +10,9 @@ from prorld.wire.ops import Condition, Ready, Stages
 __all__ = ["readiness"]
 
 
-def readiness(*, draining: bool, engineless: Iterable[str], handlers: int, stages: Stages, sandbox: str | None) -> Ready:
+def readiness(
+    *, draining: bool, engineless: Iterable[str], handlers: int, stages: Stages, sandbox: str | None
+) -> Ready:
     """The conditions that hold now. ``sandbox`` is why no sandbox can be made, where that is known."""
     missing: list[Condition] = []
     if draining:

@@ -21,7 +21,7 @@ LOCK_FILE = "lock"
 
 @contextmanager
 def held(directory: Path) -> Iterator[None]:
-    """Hold the directory for this process: a second daemon on it is refused. The kernel lets go when the process dies."""
+    """Hold the directory for this process: a second daemon on it is refused. The kernel lets go when this one dies."""
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         fd = os.open(directory / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)

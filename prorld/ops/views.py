@@ -1,4 +1,7 @@
-"""What operators see of a running daemon, put together from its parts. Reads only; no part knows of another through it."""
+"""What operators see of a running daemon, put together from its parts.
+
+It only reads, and no part learns of another through it.
+"""
 
 from __future__ import annotations
 

@@ -12,9 +12,10 @@ import trio
 from prorld.domain.ids import SandboxId
 from prorld.domain.job import AgentLimits, Sampling
 from prorld.domain.messages import Message
-from prorld.errors import HandlerError
+from prorld.errors import HandlerError, SandboxError
 from prorld.inference.contract import Model
 from prorld.inference.session import ModelSession
+from prorld.metrics import Metrics
 from prorld.rollout.entry import JobEntry
 from prorld.sandbox.contract import Sandbox, SandboxRuntime, SandboxSpec
 
@@ -25,13 +26,21 @@ class AttemptContext:
     """One attempt at one job. ``nursery`` of the attempt bounds the sandbox; the stage's nursery is lent per stage."""
 
     def __init__(
-        self, entry: JobEntry, n: int, *, attempt_nursery: trio.Nursery, runtime: SandboxRuntime, boot_id: str
+        self,
+        entry: JobEntry,
+        n: int,
+        *,
+        attempt_nursery: trio.Nursery,
+        runtime: SandboxRuntime,
+        boot_id: str,
+        metrics: Metrics,
     ) -> None:
         self._entry = entry
         self._n = n
         self._attempt_nursery = attempt_nursery
         self._runtime = runtime
         self._boot_id = boot_id
+        self._metrics = metrics
         self._sandboxes = 0
         self._sandbox: Sandbox | None = None
         self._sandbox_scope: trio.CancelScope | None = None
@@ -106,10 +115,20 @@ class AttemptContext:
         sandbox_id = SandboxId(f"{self._boot_id}-{self._entry.serial}-{self._n}-{self._sandboxes}")
         self._sandbox_scope = trio.CancelScope()
         self._sandbox_gone = trio.Event()
-        # The type that nursery.start hands back is that of _own's task status.
-        self._sandbox = await self._attempt_nursery.start(
-            self._own_sandbox, spec, sandbox_id, self._sandbox_scope, self._sandbox_gone, name=f"sandbox {sandbox_id}"
-        )
+        began = trio.current_time()
+        try:
+            self._sandbox = await self._attempt_nursery.start(
+                self._own_sandbox,
+                spec,
+                sandbox_id,
+                self._sandbox_scope,
+                self._sandbox_gone,
+                name=f"sandbox {sandbox_id}",
+            )
+        except SandboxError:
+            self._metrics.sandbox_failed(self._runtime.name)
+            raise
+        self._metrics.sandbox_started(self._runtime.name, seconds=trio.current_time() - began)
         return self.sandbox
 
     async def _own_sandbox(

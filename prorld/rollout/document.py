@@ -39,7 +39,7 @@ def _document(entry: JobEntry, outcome: Outcome, verdict: Verdict, session: Mode
 
 
 def _step_rewards(entry: JobEntry, session: ModelSession | None) -> list[StepReward]:
-    """A turn's reward sits on the last token the policy sampled in it; rewards of turns without tokens have no place."""
+    """A turn's reward sits on the last token the policy sampled in it; that of a turn without tokens has no place."""
     if entry.grade is None or session is None:
         return []
     last: dict[int, tuple[int, int]] = {}

@@ -20,9 +20,9 @@ __all__ = ["JobEntry"]
 class JobEntry:
     """One accepted job.
 
-    ``scope`` bounds everything the job does. ``cancel_reason`` is set before the scope is cancelled, so that the outcome
-    can say why. ``done`` is set by the terminal event, after every resource of the job is gone. ``serial`` numbers the jobs
-    of one daemon; ids chosen by clients are unique per tenant only.
+    ``scope`` bounds everything the job does. ``cancel_reason`` is set before the scope is cancelled, so that the
+    outcome can say why. ``done`` is set by the terminal event, after every resource of the job is gone. ``serial``
+    numbers the jobs of one daemon; ids chosen by clients are unique per tenant only.
     """
 
     def __init__(
@@ -118,7 +118,9 @@ class JobEntry:
         self.outcome = outcome
         self.verdict = verdict
         self.ended_at = self.clock.wall()
-        self.events.emit("job.done", self.ended_at, outcome=outcome.kind.value, verdict=verdict.value, reward=self.reward)
+        self.events.emit(
+            "job.done", self.ended_at, outcome=outcome.kind.value, verdict=verdict.value, reward=self.reward
+        )
         self.done.set()
 
     # --- what is read -----------------------------------------------------------------------------------------------

@@ -1,12 +1,12 @@
-"""The life of one job, top to bottom: one trio task from acceptance to the terminal event.
+r"""The life of one job, top to bottom: one trio task from acceptance to the terminal event.
 
     accept -> [INIT gate] init -> [RUN gate] run -> [EVAL gate] evaluate -> record -> tell
 
     queued -> initialising -> running -> evaluating -> done
-       \\___________\\____________\\__________\\____-> done        (any end; a retry goes back to initialising)
+       \___________\____________\__________\____-> done        (any end; a retry goes back to initialising)
 
-Scopes nest as job > attempt > stage > call. The sandbox lives in the attempt's nursery: it is made inside INIT's deadline,
-outlives INIT, and is gone before anything is reported. Nothing else in the project changes a job's state.
+Scopes nest as job > attempt > stage > call. The sandbox lives in the attempt's nursery: it is made inside INIT's
+deadline, outlives INIT, and is gone before anything is reported. Nothing else in the project changes a job's state.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ async def live(entry: JobEntry, world: World, tell: Callable[[JobEntry], None]) 
         except* Exception as group:
             # Not a rollout's trouble (that is caught per attempt) but a bug of ours. It ends this job and no other.
             outcome = outcome_of_error(_leading(group), entry.stage)
-            log.error("job.crashed", exc_info=group)
+            log.exception("job.crashed", exc_info=group)
         finally:
             if outcome is None:
                 outcome = _interrupted(entry)
@@ -114,7 +114,14 @@ async def _attempt(entry: JobEntry, world: World, n: int, budget: TotalBudget) -
     outcome: Outcome | None = None
     try:
         async with trio.open_nursery() as nursery:
-            job = AttemptContext(entry, n, attempt_nursery=nursery, runtime=world.runtime, boot_id=world.boot_id)
+            job = AttemptContext(
+                entry,
+                n,
+                attempt_nursery=nursery,
+                runtime=world.runtime,
+                boot_id=world.boot_id,
+                metrics=world.metrics,
+            )
             outcome = await _stages(entry, world, job, budget)
             nursery.cancel_scope.cancel("the attempt is over")
     except* Exception as group:
@@ -125,7 +132,7 @@ async def _attempt(entry: JobEntry, world: World, n: int, budget: TotalBudget) -
         else:
             outcome = error.outcome if isinstance(error, StageTimedOut) else outcome_of_error(error, entry.stage)
             if not isinstance(error, (RolloutError, StageTimedOut)):
-                log.error("handler.crashed", exc_info=group)
+                log.exception("handler.crashed", exc_info=group)
     if outcome is None:
         raise AssertionError("an attempt ended without an outcome")
     return outcome
@@ -168,7 +175,10 @@ async def _stage(
     work: Callable[[], Awaitable[T]],
     returns: type[T],
 ) -> T:
-    """One stage, with the handler's own recovery inside its deadline. What it returns is checked: plugins are not typed."""
+    """One stage, with the handler's own recovery inside its deadline.
+
+    What it returns is checked: nothing makes a plugin run its types through a checker.
+    """
 
     async def guarded(nursery: trio.Nursery) -> T:
         with job.lend_nursery(nursery):
@@ -177,7 +187,7 @@ async def _stage(
                 result = await work()
             except SystemExit as exc:
                 raise HandlerError("the handler called sys.exit", code="sys_exit") from exc
-            except Exception as exc:
+            except Exception as exc:  # noqa: BLE001
                 # A cancelled stage raises Cancelled, alone or in a group, which this does not catch. What recovery
                 # returns stands for what the stage should have returned; by default it raises the error again.
                 result = await entry.handler.recover(job, stage, exc)

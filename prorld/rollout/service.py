@@ -1,4 +1,4 @@
-"""What the rooms above (HTTP, the daemon) may ask of the rollout room. ``supervisor.Supervisor`` is the one implementation.
+"""What the rooms above (HTTP, the daemon) may ask of the rollout room; ``supervisor.Supervisor`` answers it.
 
 Every method answers with wire types or raises a ``RequestError``. A tenant of ``None`` means an admin: all tenants.
 """

@@ -98,13 +98,15 @@ class Supervisor:
                     try:
                         message.reply.answer(self._accept(message, nursery))
                     except Exception as exc:  # noqa: BLE001  (every error belongs to the asker; the actor goes on)
-                        self._world.metrics.job_refused(exc.stable_code if isinstance(exc, RequestError) else "internal")
+                        self._world.metrics.job_refused(
+                            exc.stable_code if isinstance(exc, RequestError) else "internal"
+                        )
                         message.reply.fail(exc)
 
     # --- admission --------------------------------------------------------------------------------------------------
 
     async def submit(self, request: SubmitJob, tenant: str, *, digest: str | None = None) -> tuple[JobRecord, bool]:
-        """Accept a job. ``digest`` stands for the body as the client sent it; same id and same digest is the same job."""
+        """Accept a job. ``digest`` stands for the body as it was sent: same id and same digest is the same job."""
         body = msgspec.json.encode(request, order="deterministic")
         words = digest or hashlib.sha256(body).hexdigest()
 

@@ -12,7 +12,7 @@ __all__ = ["MemoryStore"]
 
 T = TypeVar("T")
 
-# An id and its digest take about 200 bytes; a million of them is as much as a daemon in memory should spend on the past.
+# An id takes about 200 bytes; a million of them is as much memory as the past should take.
 TOMBSTONES_MAX = 1_000_000
 
 

@@ -47,14 +47,14 @@ class Started(msgspec.Struct):
 
 def processes() -> Iterator[tuple[int, int, str]]:
     """Pid, parent and start time of every process that is not a zombie."""
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
             try:
-                fields = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
             except OSError:
                 continue
             if fields[0] != "Z":
-                yield int(entry), int(fields[1]), fields[19]
+                yield int(entry.name), int(fields[1]), fields[19]
 
 
 def alive(family: set[tuple[int, str]]) -> set[tuple[int, str]]:

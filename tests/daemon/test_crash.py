@@ -24,7 +24,9 @@ pytestmark = [
 ]
 
 # What a hostile or careless agent leaves running.
-STRAYS = "setsid sleep 4321 & nohup sleep 4321 >/dev/null & trap '' HUP TERM; (trap '' HUP TERM; sleep 4321) & echo strays"
+STRAYS = (
+    "setsid sleep 4321 & nohup sleep 4321 >/dev/null & trap '' HUP TERM; (trap '' HUP TERM; sleep 4321) & echo strays"
+)
 TURNS = [
     f'<tool_call>{{"name": "bash", "arguments": {{"command": "{STRAYS}"}}}}</tool_call>',
     '<tool_call>{"name": "bash", "arguments": {"command": "echo again"}}</tool_call>',

@@ -46,7 +46,7 @@ def test_a_graded_rollout_gets_what_the_table_says(kind: OutcomeKind, table: dic
 
 
 def test_the_default_table_trains_on_graded_ends_and_masks_timeouts() -> None:
-    """ok and policy_limit are used, timeout is masked, all else is dropped."""
+    """Ok and policy_limit are used, timeout is masked, all else is dropped."""
     verdicts = {kind: verdict_of(Outcome(kind=kind), graded=True, table=DEFAULT_VERDICTS) for kind in OutcomeKind}
     used = {kind for kind, verdict in verdicts.items() if verdict is Verdict.USE}
     masked = {kind for kind, verdict in verdicts.items() if verdict is Verdict.MASK}

@@ -16,6 +16,7 @@ from prorld.errors import BackendError, BadRequest, Conflict, EngineBusy, NoBack
 from prorld.inference.contract import GenerationRequest
 from prorld.inference.lease import Lease
 from prorld.inference.pool import DOWN_SECONDS_MIN, FORGIVE_SECONDS, PROBE_SECONDS_MAX, BackendPool
+from prorld.metrics import Metrics
 from prorld.testing.fake_backend import FakeBackend
 from prorld.testing.scripted_engine.script import Fault, Latency, Script
 from prorld.wire.ops import AddBackend
@@ -28,7 +29,8 @@ class World:
 
     def __init__(self) -> None:
         self.fakes: dict[str, FakeBackend] = {}
-        self.pool = BackendPool({"vllm": self._make})
+        self.metrics = Metrics()
+        self.pool = BackendPool({"vllm": self._make}, self.metrics)
 
     def _make(self, request: AddBackend) -> FakeBackend:
         if "bad" in request.url:

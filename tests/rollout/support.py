@@ -1,4 +1,4 @@
-"""A rollout room on fakes: the real supervisor, pool and sessions over engines and sandboxes that exist in name only."""
+"""A rollout room on fakes: real supervisor, pool and sessions over engines and sandboxes that exist in name only."""
 
 from __future__ import annotations
 
@@ -55,9 +55,7 @@ class Models:
     ) -> AsyncIterator[ModelSession]:
         """As ``PooledModels``."""
         async with self._pool.lease(spec.policy, group_id=spec.group_id) as lease:
-            yield ModelSession(
-                spec, attempt, renderer=byte_renderer(), lease=lease, lane=self._lane, on_turn=on_turn
-            )
+            yield ModelSession(spec, attempt, renderer=byte_renderer(), lease=lease, lane=self._lane, on_turn=on_turn)
 
 
 class Room:
@@ -74,8 +72,8 @@ class Room:
         self.backends = list(backends) if backends is not None else [FakeBackend(Script())]
         self.runtime = runtime or FakeRuntime()
         waiting = {backend.url: backend for backend in self.backends}
-        self.pool = BackendPool({"vllm": lambda request: waiting[request.url]})
         self.metrics = Metrics()
+        self.pool = BackendPool({"vllm": lambda request: waiting[request.url]}, self.metrics)
         self.gates = Gates(init=workers[0], run=workers[1], eval=workers[2])
         self.registry = Registry()
         self.registry.add(FakeHandler())

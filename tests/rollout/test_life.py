@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import trio
-from tests.rollout.support import Room, room
 
 from prorld.domain.job import JobState
 from prorld.domain.outcome import OutcomeKind, StopReason, Verdict
 from prorld.testing.fake_backend import FakeBackend
 from prorld.testing.fake_sandbox import FakeRuntime
 from prorld.testing.scripted_engine.script import Fault, Latency, Script
+from tests.rollout.support import Room, room
 
 
 def says(*turns: str, **options: Any) -> list[FakeBackend]:
