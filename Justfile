@@ -13,12 +13,12 @@ init: (_env "dev")
 
 # Real rollouts of a small real model in real sandboxes: from nothing to graded trajectories.
 demo *ARGS: (_env "demo")
-    @"{{ bin }}/prorld" demo "$@"
+    @PRORLD_PROGRAM="./just prorld" "{{ bin }}/prorld" demo "$@"
 
 # The command line of prorld, as in `./just prorld --help`.
 [no-cd]
 prorld *ARGS: (_env "demo")
-    @"{{ bin }}/prorld" "$@"
+    @PRORLD_PROGRAM="./just prorld" "{{ bin }}/prorld" "$@"
 
 # Every test that needs no system package, the fast ones first; ARGS go to pytest.
 test *ARGS: (_env "dev")

@@ -14,7 +14,7 @@ import msgspec
 
 from prorld.cli.conversation import View, conversation_lines, outcome_words
 from prorld.cli.exits import UsageError
-from prorld.cli.output import note, number, seconds, table
+from prorld.cli.output import note, number, program, seconds, table
 from prorld.cli.records import one_line, worked_s
 from prorld.client import Client, ClientError
 from prorld.domain.job import AgentLimits, JobState, Sampling
@@ -196,10 +196,10 @@ def report_lines(report: Report, view: View) -> Iterator[str]:
         yield from conversation_lines(doc, doc.branches[0], view)
         yield ""
         yield "look closer:"
-        yield f"  prorld show {shown.file}"
-        yield f"  prorld show {shown.file} --tokens"
+        yield f"  {program()} show {shown.file}"
+        yield f"  {program()} show {shown.file} --tokens"
     yield "go on:"
-    yield "  prorld serve          # a daemon that stays; then `prorld submit --help`"
+    yield f"  {program()} serve          # a daemon that stays; then `{program()} submit --help`"
 
 
 def _cells(row: Row) -> list[str]:

@@ -8,6 +8,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
+# Set by wrappers under which `prorld` is not on the PATH.
+PROGRAM_VARIABLE = "PRORLD_PROGRAM"
+
 # Bidirectional overrides reorder a line for its reader; controls may rewrite it or the title bar.
 _BIDI = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 _SGR = {
@@ -20,6 +23,11 @@ _SGR = {
     "magenta": "35",
     "cyan": "36",
 }
+
+
+def program() -> str:
+    """How the caller started the command line; what is printed to be typed begins with it."""
+    return clean(os.environ.get(PROGRAM_VARIABLE) or "prorld")
 
 
 def clean(text: str) -> str:
