@@ -190,6 +190,23 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     loop_lag_s: LoopLagStatus
 
 
+class TaskNode(msgspec.Struct, frozen=True, kw_only=True):
+    """One task. ``waits_at`` is the innermost line of ours that it waits in; ``left_out`` counts children not shown."""
+
+    name: str
+    age_s: float
+    waits_at: str
+    children: list[TaskNode] = []
+    left_out: int = 0
+
+
+class TaskTree(msgspec.Struct, frozen=True, kw_only=True):
+    """``GET /v1/debug/tasks``."""
+
+    tasks: int
+    root: TaskNode
+
+
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     """``endpoint.json`` in the state directory: where the daemon of this directory listens."""
 
