@@ -69,6 +69,12 @@ class Submit(msgspec.Struct, frozen=True):
     reply: Reply[Accepted]
 
 
+class Ping(msgspec.Struct, frozen=True):
+    """A question that only an actor that reads its mailbox answers."""
+
+    reply: Reply[None]
+
+
 class Supervisor:
     """The book of jobs. ``run`` is the actor."""
 
@@ -77,7 +83,7 @@ class Supervisor:
         self._handlers = handlers
         self._policies = frozenset(policies)
         self._limits = limits
-        self._mailbox: Mailbox[Submit] = Mailbox("supervisor", limits.mailbox_size)
+        self._mailbox: Mailbox[Submit | Ping] = Mailbox("supervisor", limits.mailbox_size)
         self._live: dict[str, JobEntry] = {}
         self._ended: MemoryStore[JobEntry] = MemoryStore(
             count_max=limits.results_max_count, bytes_max=limits.results_max_bytes
@@ -95,13 +101,21 @@ class Supervisor:
             with self._mailbox.receive() as inbox:
                 task_status.started()
                 async for message in inbox:
-                    try:
-                        message.reply.answer(self._accept(message, nursery))
-                    except Exception as exc:  # noqa: BLE001  (every error belongs to the asker; the actor goes on)
-                        self._world.metrics.job_refused(
-                            exc.stable_code if isinstance(exc, RequestError) else "internal"
-                        )
-                        message.reply.fail(exc)
+                    if isinstance(message, Ping):
+                        message.reply.answer(None)
+                    else:
+                        self._answer(message, nursery)
+
+    async def ping(self) -> None:
+        """Return when the actor has come round to it. ``Overloaded`` and ``MailboxClosed`` as for a submit."""
+        await self._mailbox.ask(Ping)
+
+    def _answer(self, message: Submit, nursery: trio.Nursery) -> None:
+        try:
+            message.reply.answer(self._accept(message, nursery))
+        except Exception as exc:  # noqa: BLE001  (every error belongs to the asker; the actor goes on)
+            self._world.metrics.job_refused(exc.stable_code if isinstance(exc, RequestError) else "internal")
+            message.reply.fail(exc)
 
     # --- admission --------------------------------------------------------------------------------------------------
 
@@ -325,6 +339,10 @@ class Supervisor:
     def outcomes(self) -> dict[str, int]:
         """Ended jobs by outcome since the start."""
         return {kind.value: self._outcomes.get(kind.value, 0) for kind in OutcomeKind}
+
+    def results_share(self) -> float:
+        """How much of the memory for ended jobs is used, 1.0 being its bound."""
+        return self._ended.bytes_kept / self._limits.results_max_bytes
 
     def mailbox_used(self) -> int:
         """Submits that wait to be looked at."""
