@@ -1,35 +1,96 @@
-"""What keeps a daemon from being ready: named conditions, each with the cure."""
+"""Health as a registry of conditions: each has a code, a severity and a cure, and is looked for by its own check.
+
+A condition is shown when its check has found trouble for long enough and nothing it depends on is in trouble, too. The
+clock is given. It never cures anything.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple
 
-from prorld.domain.outcome import STAGES
-from prorld.wire.ops import Condition, Ready, Stages
+import msgspec
+import structlog
+from structlog.typing import FilteringBoundLogger
 
-__all__ = ["readiness"]
+from prorld.wire.ops import Condition
 
+__all__ = ["Check", "Health", "Kind", "Severity", "Trouble"]
 
-def readiness(
-    *, draining: bool, engineless: Iterable[str], handlers: int, stages: Stages, sandbox: str | None
-) -> Ready:
-    """The conditions that hold now. ``sandbox`` is why no sandbox can be made, where that is known."""
-    missing: list[Condition] = []
-    if draining:
-        missing.append(_missing("draining", "no new jobs are taken", "wait for the daemon to end and start it again"))
-    for policy in engineless:
-        words = f"policy {policy} has no engine that is up"
-        missing.append(_missing("no_backend", words, "register one with POST /v1/backends, or wait for it to start"))
-    if handlers == 0:
-        missing.append(_missing("no_handlers", "no handler is installed", "install a plugin, e.g. prorld-math"))
-    if sandbox is not None:
-        missing.append(_missing("no_sandbox", "sandboxes can't be made", sandbox))
-    for stage in STAGES:
-        if getattr(stages, stage).workers == 0:
-            cure = f'PATCH /v1/stages {{"{stage}": {{"workers": N}}}}'
-            missing.append(_missing("stage_paused", f"the {stage} stage is paused", cure))
-    return Ready(ready=not missing, missing=missing)
+log: FilteringBoundLogger = structlog.get_logger("prorld.ops")
+
+# ``error`` keeps the daemon from being ready, ``warning`` does not.
+Severity = Literal["error", "warning"]
 
 
-def _missing(code: str, message: str, cure: str) -> Condition:
-    return Condition(code=code, message=message, cure=cure)
+class Kind(msgspec.Struct, frozen=True, kw_only=True):
+    """A condition that there can be. ``visible_after_s`` hides what comes and goes."""
+
+    code: str
+    severity: Severity
+    depends_on: tuple[str, ...] = ()
+    visible_after_s: float = 0.0
+
+
+class Trouble(NamedTuple):
+    """What a check found: for people, and what to do about it."""
+
+    message: str
+    cure: str
+
+
+class Check(NamedTuple):
+    """A condition and the look that finds it; one condition can be found several times, e.g. once per stage."""
+
+    kind: Kind
+    look: Callable[[], Sequence[Trouble]]
+
+
+class Health:
+    """The conditions of one daemon. ``depends_on`` names conditions that are registered before."""
+
+    def __init__(self, checks: Sequence[Check], clock: Callable[[], float]) -> None:
+        known: set[str] = set()
+        for check in checks:
+            assert check.kind.code not in known, check.kind.code
+            assert set(check.kind.depends_on) <= known, check.kind
+            known.add(check.kind.code)
+        self._checks = tuple(checks)
+        self._clock = clock
+        self._broken_since: dict[str, float] = {}
+        self._told: set[str] = set()
+
+    def conditions(self) -> list[Condition]:
+        """Look now; what is shown of what was found, in the order of the registry. Changes are logged."""
+        now = self._clock()
+        shown: list[Condition] = []
+        for kind, look in self._checks:
+            troubles = look()
+            if troubles:
+                since = self._broken_since.setdefault(kind.code, now)
+            else:
+                self._broken_since.pop(kind.code, None)
+                continue
+            if now - since < kind.visible_after_s or any(code in self._broken_since for code in kind.depends_on):
+                continue
+            shown += [
+                Condition(
+                    code=kind.code,
+                    message=trouble.message,
+                    cure=trouble.cure,
+                    severity=kind.severity,
+                    broken_for_s=round(now - since, 3),
+                )
+                for trouble in troubles
+            ]
+        self._tell(shown)
+        return shown
+
+    def _tell(self, shown: Sequence[Condition]) -> None:
+        codes = {condition.code: condition for condition in shown}
+        for code in sorted(set(codes) - self._told):
+            found = codes[code]
+            log.warning("health.broken", code=code, severity=found.severity, message=found.message, cure=found.cure)
+        for code in sorted(self._told - set(codes)):
+            log.info("health.mended", code=code)
+        self._told = set(codes)

@@ -18,7 +18,7 @@ from prorld.inference.policies import Policies
 from prorld.inference.pool import BackendPool
 from prorld.kit.loop_lag import LoopLag
 from prorld.metrics import Metrics
-from prorld.ops.health import readiness
+from prorld.ops.health import Health
 from prorld.rollout.supervisor import Supervisor
 from prorld.sandbox.contract import SandboxRuntime
 from prorld.wire.ops import HandlerInfo, HandlerList, LoopLagStatus, Ready, SandboxList, SandboxRow, Status
@@ -38,7 +38,7 @@ class Views:
     policies: Policies
     metrics: Metrics
     lag: LoopLag
-    no_sandbox: str | None
+    health: Health
     started: float = field(default_factory=trio.current_time)
 
     def handlers(self) -> HandlerList:
@@ -64,13 +64,8 @@ class Views:
 
     def ready(self) -> Ready:
         """``GET /readyz``."""
-        return readiness(
-            draining=self.supervisor.draining,
-            engineless=[name for name in self.policies.names() if not self.pool.has_engine(name)],
-            handlers=sum(entry.error is None for entry in self.registry.entries()),
-            stages=self.supervisor.stages(),
-            sandbox=self.no_sandbox,
-        )
+        missing = [condition for condition in self.health.conditions() if condition.severity == "error"]
+        return Ready(ready=not missing, missing=missing)
 
     def status(self) -> Status:
         """``GET /v1/status``."""
@@ -87,6 +82,7 @@ class Views:
             backends=self.pool.list().items,
             sandboxes=len(self.runtime.list()),
             loop_lag_s=LoopLagStatus(p50=seen.p50_s, p99=seen.p99_s),
+            conditions=self.health.conditions(),
         )
 
     def metrics_page(self) -> bytes:

@@ -275,6 +275,11 @@ class Warden:
             }
         )
 
+    @property
+    def is_up(self) -> bool:
+        """Whether there is a warden process now."""
+        return self._link is not None
+
     def attach(self, link: _Link | None) -> None:
         """Use another warden process from here on; called by the actor alone."""
         self._link = link

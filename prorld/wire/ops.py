@@ -25,12 +25,14 @@ class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
     error: ErrorDetail
 
 
-class Condition(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that keeps the daemon from being ready, and the cure."""
+class Condition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Something that is wrong, and the cure. An ``error`` keeps the daemon from being ready, a ``warning`` does not."""
 
     code: str
     message: str
     cure: str
+    severity: Literal["error", "warning"] = "error"
+    broken_for_s: float | None = None
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True):
@@ -188,6 +190,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     backends: list[BackendInfo]
     sandboxes: int
     loop_lag_s: LoopLagStatus
+    conditions: list[Condition] = []
 
 
 class TaskNode(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,0 +1,200 @@
+"""The conditions that a daemon knows, and how each is found in its parts. It only reads them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+import trio
+from structlog.typing import FilteringBoundLogger
+
+from prorld.domain.outcome import STAGES
+from prorld.handlers.registry import Registry
+from prorld.inference.policies import Policies
+from prorld.inference.pool import BackendPool
+from prorld.kit.loop_lag import LoopLag
+from prorld.ops.health import Check, Health, Kind, Trouble
+from prorld.rollout.supervisor import Supervisor
+from prorld.sandbox.warden_client import Warden
+
+__all__ = ["KINDS", "Disk", "Parts", "checks", "watch"]
+
+log: FilteringBoundLogger = structlog.get_logger("prorld.ops")
+
+# Above it every job feels the loop; see what orchestration costs in the documents on operations.
+LOOP_LAG_P99_S = 0.1
+RESULTS_SHARE = 0.9
+DISK_LOW_BYTES = 2 << 30
+DISK_FULL_BYTES = 128 << 20
+LOOK_EVERY_S = 5.0
+DISK_ANSWERS_WITHIN_S = 5.0
+
+KINDS = (
+    Kind(code="draining", severity="error"),
+    Kind(code="no_backend", severity="error"),
+    Kind(code="no_handlers", severity="error"),
+    Kind(code="handlers_broken", severity="warning"),
+    # A warden that died is replaced within a second; jobs that met the gap try again.
+    Kind(code="warden_down", severity="error", visible_after_s=3.0),
+    Kind(code="no_sandbox", severity="error", depends_on=("warden_down",)),
+    Kind(code="stage_paused", severity="error"),
+    Kind(code="disk_full", severity="error"),
+    Kind(code="disk_low", severity="warning", depends_on=("disk_full",)),
+    Kind(code="results_full", severity="warning"),
+    Kind(code="loop_lag", severity="warning", visible_after_s=30.0),
+    Kind(code="runs_as_root", severity="warning"),
+)
+
+
+class Disk:
+    """Free bytes where the state directory is, as last asked; ``None`` before the first answer, and where none came."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.free_bytes: int | None = None
+
+    async def look(self) -> None:
+        """Ask the file system, in a thread: one that hangs must not stop the loop."""
+        seen: os.statvfs_result | None = None
+        with suppress(OSError), trio.move_on_after(DISK_ANSWERS_WITHIN_S):
+            seen = await trio.to_thread.run_sync(os.statvfs, self.directory, abandon_on_cancel=True)
+        self.free_bytes = None if seen is None else seen.f_bavail * seen.f_frsize
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """What is looked at. ``no_sandbox`` is why none could be made at start; ``root_for`` is who sandboxes run as."""
+
+    supervisor: Supervisor
+    pool: BackendPool
+    policies: Policies
+    registry: Registry
+    warden: Warden
+    lag: LoopLag
+    disk: Disk
+    no_sandbox: str | None = None
+    is_root: bool = False
+
+
+def checks(parts: Parts) -> list[Check]:
+    """One check for each kind."""
+    looks: dict[str, Callable[[Parts], Sequence[Trouble]]] = {
+        "draining": _draining,
+        "no_backend": _no_backend,
+        "no_handlers": _no_handlers,
+        "handlers_broken": _handlers_broken,
+        "warden_down": _warden_down,
+        "no_sandbox": _no_sandbox,
+        "stage_paused": _stage_paused,
+        "disk_full": _disk_full,
+        "disk_low": _disk_low,
+        "results_full": _results_full,
+        "loop_lag": _loop_lag,
+        "runs_as_root": _runs_as_root,
+    }
+    return [Check(kind, _bound(looks[kind.code], parts)) for kind in KINDS]
+
+
+def _bound(look: Callable[[Parts], Sequence[Trouble]], parts: Parts) -> Callable[[], Sequence[Trouble]]:
+    return lambda: look(parts)
+
+
+async def watch(health: Health, disk: Disk) -> None:
+    """Look now and then, so that what is broken is noticed, timed and logged also while nobody asks."""
+    while True:
+        await disk.look()
+        health.conditions()
+        await trio.sleep(LOOK_EVERY_S)
+
+
+def _draining(parts: Parts) -> list[Trouble]:
+    if not parts.supervisor.draining:
+        return []
+    return [Trouble("no new jobs are taken", "wait for the daemon to end and start it again")]
+
+
+def _no_backend(parts: Parts) -> list[Trouble]:
+    cure = "register one with POST /v1/backends, or wait for it to start"
+    return [
+        Trouble(f"policy {name} has no engine that is up", cure)
+        for name in parts.policies.names()
+        if not parts.pool.has_engine(name)
+    ]
+
+
+def _no_handlers(parts: Parts) -> list[Trouble]:
+    if any(entry.error is None for entry in parts.registry.entries()):
+        return []
+    return [Trouble("no handler is installed", "install a plugin, e.g. prorld-math")]
+
+
+def _handlers_broken(parts: Parts) -> list[Trouble]:
+    cure = "`prorld handlers` says why; repair or remove the package, then restart"
+    return [
+        Trouble(f"the handler {entry.name} could not be loaded", cure)
+        for entry in parts.registry.entries()
+        if entry.error is not None
+    ]
+
+
+def _warden_down(parts: Parts) -> list[Trouble]:
+    if parts.warden.is_up:
+        return []
+    words = f"the process that makes sandboxes is being started again ({parts.warden.restarts_total} times so far)"
+    return [Trouble(words, "wait; if it stays so, the log says why it dies")]
+
+
+def _no_sandbox(parts: Parts) -> list[Trouble]:
+    return [] if parts.no_sandbox is None else [Trouble("sandboxes can't be made", parts.no_sandbox)]
+
+
+def _stage_paused(parts: Parts) -> list[Trouble]:
+    stages = parts.supervisor.stages()
+    return [
+        Trouble(f"the {stage} stage is paused", f'PATCH /v1/stages {{"{stage}": {{"workers": N}}}}')
+        for stage in STAGES
+        if getattr(stages, stage).workers == 0
+    ]
+
+
+def _disk_full(parts: Parts) -> list[Trouble]:
+    return _disk(parts.disk, DISK_FULL_BYTES)
+
+
+def _disk_low(parts: Parts) -> list[Trouble]:
+    return _disk(parts.disk, DISK_LOW_BYTES)
+
+
+def _disk(disk: Disk, wanted: int) -> list[Trouble]:
+    if disk.free_bytes is None or disk.free_bytes >= wanted:
+        return []
+    words = (
+        f"{disk.free_bytes / (1 << 20):.0f} MiB are free in {disk.directory}, and {wanted / (1 << 20):.0f} are wanted"
+    )
+    return [Trouble(words, "free some, or move the state directory")]
+
+
+def _results_full(parts: Parts) -> list[Trouble]:
+    share = parts.supervisor.results_share()
+    if share < RESULTS_SHARE:
+        return []
+    words = f"{share:.0%} of the memory for ended jobs is used, and the oldest are forgotten"
+    return [Trouble(words, "fetch results sooner, or raise limits.results_bytes_max")]
+
+
+def _loop_lag(parts: Parts) -> list[Trouble]:
+    seen = parts.lag.quantiles()
+    if seen.p99_s < LOOP_LAG_P99_S:
+        return []
+    words = f"the event loop runs one task in a hundred {seen.p99_s * 1000:.0f} ms late"
+    return [Trouble(words, "fewer jobs at once, a daemon more, or a handler that blocks: `kill -QUIT` shows where")]
+
+
+def _runs_as_root(parts: Parts) -> list[Trouble]:
+    if not parts.is_root:
+        return []
+    return [Trouble("the daemon runs as root", "start it as a user of its own; nothing in it needs root")]
