@@ -1,7 +1,8 @@
 """The composition root: builds the parts in order, holds the nurseries they live in, and takes them down in reverse.
 
 Three nurseries, one inside the other, so that whatever is needed to clean up outlives what has to be cleaned up:
-``core`` (warden, engines, pool) > ``jobs`` (supervisor) > ``front`` (HTTP). The first signal drains, the second kills.
+``core`` (warden, engines, pool) > ``jobs`` (supervisor) > ``front`` (HTTP). The first signal drains, the second kills;
+what other signals do is in ``ops.signals``.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ import faulthandler
 import gc
 import os
 import secrets
-import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -37,7 +38,12 @@ from prorld.inference.vllm import VllmBackend
 from prorld.kit import loop_lag
 from prorld.kit.lanes import Lane
 from prorld.metrics import Metrics
+from prorld.ops import conditions
+from prorld.ops.health import Health
+from prorld.ops.notify import Notifier
+from prorld.ops.service import Outside, Service
 from prorld.ops.state_dir import announced, held
+from prorld.ops.task_tree import TaskAges
 from prorld.ops.users import sandbox_user
 from prorld.ops.views import Views
 from prorld.rollout.clock import SystemClock
@@ -50,7 +56,7 @@ from prorld.sandbox.probe import check_bubblewrap
 from prorld.sandbox.warden_client import run_warden
 from prorld.wire.ops import AddBackend, Endpoint
 
-__all__ = ["serve"]
+__all__ = ["Outside", "serve"]
 
 log: FilteringBoundLogger = structlog.get_logger("prorld.daemon")
 
@@ -63,21 +69,41 @@ REJOIN_MIN_S = 1.0
 REJOIN_MAX_S = 30.0
 
 
-async def serve(loaded: Loaded, *, task_status: trio.TaskStatus[Endpoint] = trio.TASK_STATUS_IGNORED) -> None:
-    """Run the daemon until a signal, or until cancelled. Hands out where it listens once it does."""
+async def serve(
+    loaded: Loaded,
+    *,
+    outside: Outside | None = None,
+    task_status: trio.TaskStatus[Endpoint] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Run the daemon until a signal, or until cancelled. Hands out where it listens once it does.
+
+    Without an ``outside`` it is a guest in somebody else's process and leaves SIGHUP and SIGQUIT alone.
+    """
     faulthandler.enable()
     boot_id = secrets.token_hex(4)
+    notifier = Notifier.from_environment(os.environ)
     with held(loaded.state_dir):
         async with trio.open_nursery() as nursery:
             # Shielded, so that an end from outside reaches the jobs first and what they clean up with last.
             core_scope = trio.CancelScope(shield=True)
             core = await nursery.start(_hold, core_scope, name="core")
             try:
-                await _serve(loaded, boot_id, core, task_status)
+                with _task_ages() as ages:
+                    await _serve(loaded, boot_id, core, notifier, ages, outside, task_status)
             finally:
                 core_scope.cancel("the daemon ends")
         reaper.remove_boot(_scratch_dir(loaded), boot_id)
     log.info("daemon.ended", boot_id=boot_id)
+
+
+@contextmanager
+def _task_ages() -> Iterator[TaskAges]:
+    ages = TaskAges()
+    trio.lowlevel.add_instrument(ages)
+    try:
+        yield ages
+    finally:
+        trio.lowlevel.remove_instrument(ages)
 
 
 async def _hold(
@@ -90,7 +116,15 @@ async def _hold(
             await trio.sleep_forever()
 
 
-async def _serve(loaded: Loaded, boot_id: str, core: trio.Nursery, task_status: trio.TaskStatus[Endpoint]) -> None:
+async def _serve(
+    loaded: Loaded,
+    boot_id: str,
+    core: trio.Nursery,
+    notifier: Notifier,
+    ages: TaskAges,
+    outside: Outside | None,
+    task_status: trio.TaskStatus[Endpoint],
+) -> None:
     config = loaded.config
     auth = NoAuth() if config.server.no_auth else load_token_book(loaded.state_dir)
     registry = _handlers(config)
@@ -121,10 +155,20 @@ async def _serve(loaded: Loaded, boot_id: str, core: trio.Nursery, task_status: 
         metrics=metrics,
     )
     supervisor = Supervisor(world, registry, policies=policies.names(), limits=_limits(config))
+    disk = conditions.Disk(loaded.state_dir)
+    parts = conditions.Parts(
+        supervisor=supervisor, pool=pool, policies=policies, registry=registry, warden=warden, lag=lag, disk=disk,
+        no_sandbox=no_sandbox, is_root=user is not None,
+    )  # fmt: skip
+    health = Health(conditions.checks(parts), trio.current_time)
+    core.start_soon(conditions.watch, health, disk, name="health")
     views = Views(
         boot_id=boot_id, supervisor=supervisor, pool=pool, registry=registry, runtime=runtime,
-        policies=policies, metrics=metrics, lag=lag, no_sandbox=no_sandbox,
+        policies=policies, metrics=metrics, lag=lag, health=health,
     )  # fmt: skip
+    service = Service(
+        config=config, supervisor=supervisor, health=health, notifier=notifier, ages=ages, outside=outside
+    )
     deps = HttpDeps(
         service=supervisor, backends=pool, handlers=views.handlers, sandboxes=views.sandboxes, ready=views.ready,
         status=views.status, metrics=views.metrics_page, auth=auth, body_bytes_max=config.server.body_bytes_max,
@@ -142,29 +186,11 @@ async def _serve(loaded: Loaded, boot_id: str, core: trio.Nursery, task_status: 
             with announced(loaded.state_dir, endpoint):
                 _tune_gc(config)
                 log.info("daemon.started", address=server.address, boot_id=boot_id, state_dir=str(loaded.state_dir))
+                running = await service.start(core)
                 task_status.started(endpoint)
-                await _until_told(supervisor, config.timeouts.drain_s)
+                await running.until_told()
             server.close()
         jobs.cancel_scope.cancel("the daemon is shutting down")
-
-
-async def _until_told(supervisor: Supervisor, drain_s: float) -> None:
-    """Wait for a signal; then drain until the jobs have ended, the time is up, or a second signal comes."""
-    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-        number = await anext(signals)
-        supervisor.drain()
-        log.info("daemon.draining", signal=signal.Signals(number).name, drain_s=drain_s)
-        with trio.move_on_after(drain_s):
-            async with trio.open_nursery() as nursery:
-
-                async def second() -> None:
-                    await anext(signals)
-                    log.warning("daemon.killed", reason="a second signal")
-                    nursery.cancel_scope.cancel("a second signal")
-
-                nursery.start_soon(second, name="second signal")
-                await supervisor.wait_idle()
-                nursery.cancel_scope.cancel("every job has ended")
 
 
 # --- engines ----------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any, Literal, TextIO
 
 import msgspec
@@ -40,6 +40,7 @@ EVENTS: Mapping[str, str] = {
     "daemon.ended": "everything is gone; the last line",
     "daemon.killed": "what still ran was cancelled, and why",
     "daemon.reaped": "what a daemon that was killed had left behind is cleared away",
+    "daemon.reloaded": "the configuration was read again: what changed, and what needs a restart to change",
     "daemon.root": "started as root; sandboxes run as somebody else",
     "daemon.started": "ready: address, boot id, state directory",
     "engine.absent": "the embedded engine can't be started here",
@@ -48,15 +49,22 @@ EVENTS: Mapping[str, str] = {
     "engine.started": "the embedded engine answers",
     "handler.broken": "a kind of task could not be loaded: distribution, version, reason",
     "handler.crashed": "a handler's shared state failed, or its clean-up did",
+    "health.broken": "a condition that an operator should know of holds: code, message, cure",
+    "health.mended": "it does not hold any more",
+    "heart.answered": "the supervisor answers again",
+    "heart.stuck": "the supervisor does not answer; a watchdog will end the daemon",
     "http.closed": "the listener is gone; what was cut off",
     "http.listening": "connections are accepted",
     "job.crashed": "a bug of ours inside a job; the job still has its one end",
     "job.done": "the one line that sums a job up",
     "job.queued": "accepted",
     "library.logged": "what a library wrote to Python's own logging",
+    "manager.lost": "the service manager does not take what it is told",
+    "reload.refused": "the new configuration can't be used; the old one stays",
     "request.answered": "one line per request, at debug",
     "request.crashed": "a request met a bug of ours; it was answered 500",
     "server.warned": "what hypercorn complains of",
+    "tasks.shown": "asked by a signal: the tree of tasks is on standard error",
     "warden.died": "the process that owns the sandboxes ended; they ended with it",
 }
 
@@ -103,11 +111,34 @@ def redact(value: Any, *, depth: int = DEPTH_MAX) -> Any:
     return value
 
 
-def configure(level: Level = "info", fmt: Format = "auto", *, stream: TextIO | None = None) -> None:
-    """Set logging up for the whole process; called once, by the command line."""
+class _Gate:
+    """Drops what is below the least level. Loggers keep their class for life, so a level that can change is asked."""
+
+    def __init__(self, level: Level) -> None:
+        self.set(level)
+
+    def set(self, level: Level) -> None:
+        """Another level from here on, also for what libraries log."""
+        self._least = _number(level)
+        _adopt_libraries(self._least)
+
+    def __call__(self, _logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
+        if _number(method) < self._least:
+            raise structlog.DropEvent
+        return event
+
+
+def _number(level: str) -> int:
+    return structlog.processors.NAME_TO_LEVEL[level]
+
+
+def configure(level: Level = "info", fmt: Format = "auto", *, stream: TextIO | None = None) -> Callable[[Level], None]:
+    """Set logging up for the whole process; called once, by the command line. What it returns changes the level."""
+    gate = _Gate(level)
     out = sys.stdout if stream is None else stream
     pretty = fmt == "pretty" or (fmt == "auto" and out.isatty())
     shared: list[Processor] = [
+        gate,
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True, key="at"),
@@ -120,14 +151,13 @@ def configure(level: Level = "info", fmt: Format = "auto", *, stream: TextIO | N
         shared += [_mask, console]
     else:
         shared += [structlog.processors.ExceptionRenderer(tracebacks()), _mask, _as_json]
-    threshold = logging.getLevelNamesMapping()[level.upper()]
     structlog.configure(
         processors=shared,
-        wrapper_class=structlog.make_filtering_bound_logger(threshold),
+        wrapper_class=structlog.make_filtering_bound_logger(logging.DEBUG),
         logger_factory=structlog.WriteLoggerFactory(file=out),
         cache_logger_on_first_use=True,
     )
-    _adopt_libraries(threshold)
+    return gate.set
 
 
 def tracebacks() -> ExceptionDictTransformer:

@@ -32,9 +32,9 @@ def run(args: argparse.Namespace) -> int:
     loaded = load_of(args)
 
     from prorld.cli.running import run_trio
-    from prorld.daemon import serve
+    from prorld.daemon import Outside, serve
     from prorld.log import configure
 
-    configure(loaded.config.log.level, loaded.config.log.format)
-    run_trio(partial(serve, loaded))
+    set_level = configure(loaded.config.log.level, loaded.config.log.format)
+    run_trio(partial(serve, loaded, outside=Outside(reread=partial(load_of, args), set_level=set_level)))
     return Exit.OK

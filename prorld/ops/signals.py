@@ -1,0 +1,110 @@
+"""The signals that a daemon obeys and goes on: SIGHUP reads the configuration again, SIGQUIT shows what it does.
+
+Those that end it are the composition root's.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import TextIO
+
+import structlog
+import trio
+from structlog.typing import FilteringBoundLogger
+
+from prorld.domain.job import JobState
+from prorld.ops.task_tree import TaskAges, format_tree, task_tree
+from prorld.rollout.supervisor import Supervisor
+
+__all__ = ["Terminal", "obey", "snapshot"]
+
+log: FilteringBoundLogger = structlog.get_logger("prorld.ops")
+
+JOBS_SHOWN_MAX = 1000
+WRITE_S = 10.0
+
+
+class Terminal:
+    """The terminal that the daemon was started on, where it was. When it goes away, SIGHUP means what it says."""
+
+    def __init__(self, descriptor: int = 0) -> None:
+        self._descriptor = descriptor
+        self._was_there = self._is_there()
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether there was one and is none any more."""
+        return self._was_there and not self._is_there()
+
+    def _is_there(self) -> bool:
+        try:
+            os.tcgetpgrp(self._descriptor)
+        except OSError:
+            return False
+        return True
+
+
+async def obey(
+    reload: Callable[[], Awaitable[None]],
+    show: Callable[[], str],
+    *,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Obey both signals until cancelled. ``show`` gives what SIGQUIT puts on standard error."""
+    terminal = Terminal()
+    with trio.open_signal_receiver(signal.SIGHUP, signal.SIGQUIT) as signals, _stacks(sys.stderr):
+        task_status.started()
+        async for number in signals:
+            if number == signal.SIGQUIT:
+                await _put(show(), sys.stderr)
+            elif terminal.is_gone:
+                signal.raise_signal(signal.SIGTERM)
+            else:
+                await reload()
+
+
+def snapshot(ages: TaskAges, supervisor: Supervisor) -> str:
+    """The tree of tasks, then one line for each job that has not ended, active ones first."""
+    lines = [format_tree(task_tree(ages)).rstrip("\n"), "", "jobs:"]
+    room = JOBS_SHOWN_MAX
+    for state in (JobState.EVALUATING, JobState.RUNNING, JobState.INITIALISING, JobState.QUEUED):
+        for record in supervisor.list(None, state=state, limit=room).items if room else []:
+            where = f", waits for {record.waiting_for}" if record.waiting_for else ""
+            lines.append(f"  {record.job_id}  {record.state}{where}, turn {record.turns}, since {record.created_at}")
+            room -= 1
+    left = sum(supervisor.counts().get(state.value, 0) for state in JobState if state is not JobState.DONE)
+    shown = JOBS_SHOWN_MAX - room
+    lines.append(f"  {left - shown} more" if left > shown else f"  {shown} in all")
+    return "\n".join(lines) + "\n"
+
+
+@contextmanager
+def _stacks(stream: TextIO) -> Iterator[None]:
+    """SIGQUIT shows Python's stacks at once, also while the loop is blocked; then what trio set up gets the signal."""
+    try:
+        faulthandler.register(signal.SIGQUIT, file=stream, all_threads=True, chain=True)
+    except (OSError, ValueError):
+        # A stream without a descriptor: there are no stacks, and the tree still comes.
+        yield
+        return
+    try:
+        yield
+    finally:
+        faulthandler.unregister(signal.SIGQUIT)
+
+
+async def _put(text: str, stream: TextIO) -> None:
+    """Write in a thread: a reader that sleeps must not stop the loop."""
+
+    def write() -> None:
+        stream.write(text)
+        stream.flush()
+
+    with trio.move_on_after(WRITE_S):
+        await trio.to_thread.run_sync(write, abandon_on_cancel=True)
+        log.info("tasks.shown", lines=text.count("\n"))
