@@ -12,13 +12,12 @@ import msgspec
 import trio
 from msgspec import Meta
 
-from prorld.domain.job import AgentLimits
 from prorld.domain.messages import Message, user
 from prorld.domain.outcome import Stage, StopReason
 from prorld.errors import BackendError, GraderError, HandlerError, RolloutError, SandboxError
 from prorld.handlers.base import AgentHandler, Grade, JobContext, RunResult
-from prorld.handlers.registry import accept
-from prorld.sandbox.contract import SandboxSpec
+from prorld.sandbox.contract import SandboxRuntime, SandboxSpec
+from prorld.testing.handler_contract import CHECK_S, HANDLER_CONTRACT, HandlerUnderTest
 
 __all__ = ["Failure", "FakeHandler", "FakeInstance", "check_handler"]
 
@@ -108,26 +107,14 @@ async def _act_up(job: JobContext[FakeInstance], stage: Stage) -> None:
     raise _ERRORS[failure](f"{stage} fails as it was told to")
 
 
-async def check_handler(handler: AgentHandler[Any], instances: Sequence[Mapping[str, Any]]) -> None:
-    """Assert what every handler has to keep, for these instances of it.
+async def check_handler(
+    handler: AgentHandler[Any], instances: Sequence[Mapping[str, Any]], *, runtime: SandboxRuntime | None = None
+) -> None:
+    """Run every check of ``HANDLER_CONTRACT`` on a handler with these instances of it.
 
-    It can be opened twice, describes its types as JSON schema, takes the instances, and opens every conversation in the
-    same way each time, ending with the user.
+    ``runtime`` makes the sandboxes; by default they exist in name only.
     """
-    handler.check()
-    msgspec.json.encode(msgspec.json.schema(handler.instance_type))
-    msgspec.json.encode(msgspec.json.schema(handler.config_type))
-    assert instances, "nothing to check"
-    for _ in range(2):
-        async with handler.open():
-            await trio.lowlevel.checkpoint()
-    for number, instance in enumerate(instances):
-        decoded = accept(handler, instance, AgentLimits())
-        assert msgspec.convert(msgspec.to_builtins(decoded), handler.instance_type) == decoded, number
-        messages = list(handler.prompt(decoded))
-        assert messages, f"instance {number}: an empty prompt"
-        assert messages == list(handler.prompt(decoded)), f"instance {number}: the prompt changes"
-        assert messages[-1].role == "user", f"instance {number}: the prompt ends with {messages[-1].role}"
-        assert all(message.role != "system" for message in messages[1:]), f"instance {number}: a late system message"
-        spec = handler.sandbox_spec(decoded)
-        assert spec is None or isinstance(spec, SandboxSpec), f"instance {number}: {spec!r} is no SandboxSpec"
+    under = HandlerUnderTest(handler=handler, instances=instances, runtime=runtime)
+    for check in HANDLER_CONTRACT:
+        with trio.fail_after(CHECK_S):
+            await check(under)
