@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from prorld import __version__
-from prorld.cli import cancel, check_config, demo, doctor, handlers, jobs, serve, show, status, submit
+from prorld.cli import cancel, check_config, demo, doctor, handlers, jobs, plugin, serve, show, status, submit
 from prorld.cli.common import Help, epilog
 from prorld.cli.exits import Exit, exit_of
 from prorld.errors import ProrldError
@@ -41,6 +41,7 @@ COMMANDS: dict[str, Command] = {
     "cancel": cancel,
     "status": status,
     "handlers": handlers,
+    "plugin": plugin,
     "doctor": doctor,
     "check-config": check_config,
 }
