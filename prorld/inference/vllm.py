@@ -12,7 +12,7 @@ from typing import Any, Literal
 import trio
 
 from prorld.domain.branch import VersionSpan
-from prorld.errors import BackendError
+from prorld.errors import BackendError, ContextOverflow
 from prorld.inference.checks import (
     checked_finish,
     checked_logprobs,
@@ -37,6 +37,7 @@ from prorld.inference.vllm_wire import (
     WeightSpan,
     answer_of_completion,
     answer_of_generate,
+    may_be_cpu_build,
     version_spans,
 )
 from prorld.kit.http_client import ClientStatistics
@@ -104,7 +105,7 @@ class VllmBackend:
             native_generate=native,
             version_spans=native,
             control=control,
-            takes_seed=_takes_seed(build) if self._takes_seed is None else self._takes_seed,
+            takes_seed=await self._is_safe_to_seed(build) if self._takes_seed is None else self._takes_seed,
             logprobs_mode=self._logprobs_mode,
             version=None if version is None else version.version,
             model_path=card.root,
@@ -145,6 +146,12 @@ class VllmBackend:
             return ""
         return (await self._http.call("GET", "/version", VERSION)).version
 
+    async def _is_safe_to_seed(self, build: str) -> bool:
+        """Whether a seed can't end the engine: one in a batch with a partial prefill does so on CPU builds."""
+        response = await self._http.send("GET", "/metrics")
+        page = response.body.decode("utf-8", "replace") if response.status == 200 else ""
+        return not may_be_cpu_build(build, page)
+
     # --- sampling -----------------------------------------------------------------------------------------------------
 
     async def generate(self, request: GenerationRequest) -> Generation:
@@ -153,13 +160,20 @@ class VllmBackend:
         if found is None:
             raise AssertionError("generate before probe")
         started = trio.current_time()
-        if found.native_generate:
-            where = f"generate of {self.url}"
-            answer = answer_of_generate(await self._ask_generate(request, found), where)
-        else:
-            where = f"completions of {self.url}"
-            answer = answer_of_completion(await self._ask_completions(request, found), where)
+        where = f"{'generate' if found.native_generate else 'completions'} of {self.url}"
+        try:
+            answer = await self._answer(request, found, where)
+        except BackendError as exc:
+            # Completions complain about a budget of 0 tokens, and not about the prompt, where it fills the context.
+            if exc.status == 400 and len(request.token_ids) >= found.max_context_tokens:
+                raise ContextOverflow(exc.message, status=400) from exc
+            raise
         return self._judge(request, found, answer, trio.current_time() - started, where)
+
+    async def _answer(self, request: GenerationRequest, found: Capabilities, where: str) -> Answer:
+        if found.native_generate:
+            return answer_of_generate(await self._ask_generate(request, found), where)
+        return answer_of_completion(await self._ask_completions(request, found), where)
 
     async def _ask_generate(self, request: GenerationRequest, found: Capabilities) -> GenerateReply:
         payload = {
@@ -254,11 +268,6 @@ class VllmBackend:
     async def aclose(self) -> None:
         """Close pooled sockets."""
         await self._http.aclose()
-
-
-def _takes_seed(build: str) -> bool:
-    # A per-request seed in a batch with a partial prefill ends the engine process of the CPU builds.
-    return "cpu" not in build
 
 
 def _sampling(request: GenerationRequest, found: Capabilities) -> dict[str, Any]:

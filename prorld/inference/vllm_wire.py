@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import TypeVar
 
@@ -24,6 +25,7 @@ __all__ = [
     "WeightSpan",
     "answer_of_completion",
     "answer_of_generate",
+    "may_be_cpu_build",
     "version_spans",
 ]
 
@@ -127,6 +129,20 @@ COMPLETION = msgspec.json.Decoder(CompletionReply)
 MODELS = msgspec.json.Decoder(_Models)
 WEIGHT_INFO = msgspec.json.Decoder(_WeightInfo)
 VERSION = msgspec.json.Decoder(_Version)
+
+
+_CACHE = re.compile(r"^vllm:cache_config_info\{(.*)\} ", re.MULTILINE)
+# What CPU builds say of their cache: blocks that no default elsewhere makes so large, or a size given in bytes.
+_CACHE_OF_CPU = re.compile(r'(?:^|,)(?:block_size="128"|kv_cache_memory_bytes="\d+"|cpu_kvcache_space_bytes="\d+")')
+
+
+def may_be_cpu_build(build: str, metrics: str) -> bool:
+    """Whether a server may run on a CPU. Not every CPU build says so in its version, so the metrics are looked at, too.
+
+    A server whose metrics say nothing of its cache may be one.
+    """
+    found = _CACHE.search(metrics)
+    return "cpu" in build or found is None or _CACHE_OF_CPU.search(found[1]) is not None
 
 
 def version_spans(spans: list[WeightSpan]) -> tuple[list[VersionSpan], bool]:

@@ -14,11 +14,12 @@ import trio
 
 from prorld.domain.branch import VersionSpan
 from prorld.domain.job import Sampling
-from prorld.errors import BackendError, EngineBusy
+from prorld.errors import BackendError, ContextOverflow, EngineBusy
 from prorld.inference.contract import Generation, GenerationRequest
 from prorld.inference.prometheus_text import metric_values
 from prorld.inference.versions import PolicyVersion
 from prorld.inference.vllm import VllmBackend
+from prorld.inference.vllm_wire import may_be_cpu_build
 from prorld.testing.scripted_engine.http11 import Reply, Request
 from prorld.testing.scripted_engine.routes import ScriptedServer
 from prorld.testing.scripted_engine.script import Latency, Script, scripted_logprob
@@ -109,13 +110,51 @@ async def test_only_what_was_asked_for_is_sent() -> None:
 
 
 async def test_a_seed_is_kept_from_cpu_builds() -> None:
-    """A seed ends the process of a CPU build, so it is left out there and named."""
-    async with engine(Script(build="0.32.0+cpu")) as (server, backend):
-        generation = await backend.generate(request(seed=5))
-        assert generation.ignored == ("seed",)
-        assert "seed" not in server.last("/inference/v1/generate")[0]["sampling_params"]
+    """A seed ends the engine of a CPU build, so it is left out there and named, whatever the build calls itself."""
+    for script in (Script(build="0.32.0+cpu"), Script(build="0.32.0", cpu=True)):
+        async with engine(script) as (server, backend):
+            generation = await backend.generate(request(seed=5))
+            assert generation.ignored == ("seed",)
+            assert "seed" not in server.last("/inference/v1/generate")[0]["sampling_params"]
     async with engine(Script(build="0.32.0+cpu"), takes_seed=True) as (server, backend):
         assert (await backend.generate(request(seed=5))).ignored == ()
+
+
+async def test_a_seed_does_end_the_scripted_engine_of_a_cpu() -> None:
+    """The control run: a client that is told to send seeds loses such an engine."""
+    async with engine(Script(cpu=True), takes_seed=True) as (_, backend):
+        for seed in (5, None):
+            with pytest.raises(BackendError) as caught:
+                await backend.generate(request(seed=seed))
+            assert caught.value.status == 500
+
+
+@pytest.mark.parametrize(
+    ("labels", "is_cpu"),
+    [
+        ('block_size="16",hash_block_size="128",kv_cache_memory_bytes="None"', False),
+        ('block_size="16"', False),
+        ('_block_size_resolved="True",block_size="128",kv_cache_memory_bytes="None"', True),
+        ('block_size="32",kv_cache_memory_bytes="1073741824"', True),
+        ('block_size="16",cpu_kvcache_space_bytes="4294967296"', True),
+    ],
+)
+def test_a_cpu_build_is_known_by_its_cache(labels: str, is_cpu: bool) -> None:
+    """The block size or a size in bytes give it away; other labels that end alike do not."""
+    page = f"# TYPE vllm:cache_config_info gauge\nvllm:cache_config_info{{{labels}}} 1.0\n"
+    assert may_be_cpu_build("0.32.0", page) is is_cpu
+    assert may_be_cpu_build("0.32.0+cpu", page)
+    assert may_be_cpu_build("0.32.0", "")
+
+
+async def test_a_prompt_that_just_fills_the_context_is_an_overflow() -> None:
+    """Completions answer such a prompt with a complaint about ``max_tokens``; other complaints stay what they are."""
+    async with engine(Script(scale_out=False, max_model_len=16)) as (_, backend):
+        with pytest.raises(ContextOverflow, match="max_tokens must be at least 1"):
+            await backend.generate(request(list(range(16))))
+        with pytest.raises(BackendError) as caught:
+            await backend.generate(request([1] * 15, max_tokens=0))
+        assert not isinstance(caught.value, ContextOverflow)
 
 
 async def test_tokens_know_the_weights_that_made_them() -> None:

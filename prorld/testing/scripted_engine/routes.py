@@ -53,6 +53,7 @@ class ScriptedServer:
         self.faults = FaultPlan(script.faults)
         self.script = script
         self._numbers = 0
+        self._is_dead = False
         self._open: dict[tuple[str, str], Route] = {
             ("GET", "/health"): self._empty,
             ("GET", "/v1/models"): self._models,
@@ -107,11 +108,14 @@ class ScriptedServer:
         def formatted(sampled: Any, fault: FaultKind | None) -> bytes:
             return generate_reply(call, sampled, self.script.model, fault)
 
-        return await self._sample(call, formatted)
+        return await self._sample(call, formatted, seeded=wish.sampling_params.seed is not None)
 
     async def _completions(self, request: Request) -> Reply:
         wish = _decoded(request, CompletionRequest)
         self._check_model(wish.model)
+        if len(wish.prompt) == self.script.max_model_len:
+            # The real one works out the budget first, and finds fault with that.
+            raise _Problem(400, "max_tokens must be at least 1, got 0. (parameter=max_tokens, value=0)")
         call = wish.call(self._name(request, wish.request_id), request.headers.get("x-session-id", ""))
         with_spans = wish.return_weight_versions and self.script.spans_in_completions
 
@@ -120,11 +124,14 @@ class ScriptedServer:
                 call, sampled, self.script.model, fault, with_ids=wish.return_token_ids, with_spans=with_spans
             )
 
-        return await self._sample(call, formatted)
+        return await self._sample(call, formatted, seeded=wish.seed is not None)
 
-    async def _sample(self, call: Call, formatted: Format) -> Reply:
+    async def _sample(self, call: Call, formatted: Format, *, seeded: bool) -> Reply:
         if not call.prompt or call.max_tokens < 1:
             raise _Problem(400, "empty prompt, or max_tokens below 1")
+        self._is_dead |= self.script.cpu and seeded
+        if self._is_dead:
+            raise _Problem(500, "EngineCore encountered an issue. See stack trace for the root cause.", "ServerError")
         fault = self.faults.next_for(call.session)
         spoilt = None if fault is None else await self._meet(fault)
         if spoilt is not None:
@@ -187,6 +194,8 @@ class ScriptedServer:
             "vllm:prefix_cache_hits_total": engine.cache.hits_total,
         }
         lines = [f"{name}{labels} {value}" for name, value in figures.items()]
+        block = 128 if self.script.cpu else 16
+        lines.append(f'vllm:cache_config_info{{block_size="{block}",engine="0",kv_cache_memory_bytes="None"}} 1')
         for reason, count in engine.finished.items():
             lines.append(f'vllm:request_success_total{{finished_reason="{reason}"}} {count}')
         return Reply(body="\n".join([*lines, ""]).encode(), content_type="text/plain")

@@ -58,6 +58,8 @@ class Script(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     ``pick`` says which turn a call gets: the next one of its session, the one that follows so many occurrences of
     ``marker`` in the prompt, or one chosen by the prompt's hash. Without turns the answers are pseudo-random.
+
+    ``cpu`` plays a build for CPUs, whose engine a seed ends.
     """
 
     model: str = "scripted"
@@ -70,6 +72,7 @@ class Script(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     latency: Latency = Latency()
     max_running: Annotated[int, Meta(ge=1)] | None = None
     build: str = "0.33.0"
+    cpu: bool = False
     scale_out: bool = True
     dev_mode: bool = True
     spans_in_completions: bool = True
