@@ -131,12 +131,26 @@ def timed_out(stage: Stage, seconds: float, *, total: bool = False) -> Outcome:
     )
 
 
+def starved(outcome: Outcome, lacking: str) -> Outcome:
+    """A time-out that was met while waiting for an engine: infrastructure, not the policy."""
+    return Outcome(
+        kind=OutcomeKind.LLM_ERROR,
+        stage=outcome.stage,
+        code=lacking,
+        message=f"{outcome.message} while it waited for an engine",
+        retryable=outcome.code != "total_timeout",
+    )
+
+
 def cancelled(reason: str, stage: Stage | None) -> Outcome:
     """Somebody asked for the end."""
     return Outcome(kind=OutcomeKind.CANCELLED, stage=stage, code="cancelled", message=reason)
 
 
+# Of graders, only those whose process was lost are marked retryable: what a grader says, it would say again.
+_RETRIED = frozenset({OutcomeKind.ENV_ERROR, OutcomeKind.LLM_ERROR, OutcomeKind.GRADER_ERROR, OutcomeKind.TIMEOUT})
+
+
 def should_retry(outcome: Outcome, attempt: int, max_attempts: int) -> bool:
     """Whether an attempt that ended so is followed by another one."""
-    infrastructure = outcome.kind in (OutcomeKind.ENV_ERROR, OutcomeKind.LLM_ERROR, OutcomeKind.TIMEOUT)
-    return infrastructure and outcome.retryable and attempt < max_attempts
+    return outcome.kind in _RETRIED and outcome.retryable and attempt < max_attempts

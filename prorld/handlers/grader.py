@@ -138,7 +138,7 @@ class Grader(Generic[ResultT]):
         try:
             return await self._ask_one(await _Child.start(self._function), request)
         except _ChildLostError as exc:
-            raise GraderError(f"the process of {self._function} was lost", code="grader_crashed") from exc
+            raise GraderError(f"the process of {self._function} was lost", code="grader_lost", retryable=True) from exc
 
     async def _ask_one(self, child: _Child, request: Request) -> Answer:
         sound = False
@@ -189,7 +189,8 @@ class _Child:
                 await child._send(msgspec.json.encode(Hello(function=function, path=_import_path())))
                 ready = await child._receive()
         except _ChildLostError as exc:
-            raise GraderError(f"the process of {function} did not start", code="grader_not_started") from exc
+            message = f"the process of {function} did not start"
+            raise GraderError(message, code="grader_not_started", retryable=True) from exc
         finally:
             if ready is None or ready.what != "ready":
                 await child.aclose()

@@ -60,11 +60,14 @@ class Policies:
             source = self._sources[policy] = msgspec.structs.replace(source, tokenizer=model_path)
         variables = {**source.chat_template_kwargs, **chat_template_kwargs}
         key = (policy, msgspec.json.encode(variables, order="deterministic"))
+        known = self._renderers.get(key)
+        if known is not None:
+            self._renderers.move_to_end(key)
+            return known
         # One at a time, so that a thousand jobs that start together load one tokenizer.
         async with self._loading:
             known = self._renderers.get(key)
             if known is not None:
-                self._renderers.move_to_end(key)
                 return known
             if source.tokenizer is None:
                 words = f"policy {policy} has no tokenizer and its engine's model is not on this machine"

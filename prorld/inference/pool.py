@@ -75,6 +75,14 @@ class BackendPool:
         offered = (BackendState.UP, BackendState.SUSPECT)
         return table is not None and any(row.state in offered for row in table.rows())
 
+    def versions(self, policy: str) -> frozenset[int | None]:
+        """The versions of a policy that can be sampled now; ``None`` for an engine that does not say."""
+        return frozenset(
+            entry.found.version
+            for entry in self._entries.values()
+            if entry.request.policy == policy and entry.takes_calls
+        )
+
     async def add(self, request: AddBackend) -> BackendInfo:
         """Probe an engine and take it in.
 
@@ -271,19 +279,21 @@ class BackendPool:
         entry.in_check = True
         try:
             await self._look_after(entry, turn)
+        except Exception:
+            # What an engine says, or what a plugin's client makes of it, must not end the pool for all the others.
+            log.exception("backend.broken", backend=entry.backend_id, kind=entry.request.kind)
+            self._miss(entry)
         finally:
             entry.in_check = False
 
     async def _look_after(self, entry: PoolEntry, turn: int) -> None:
         answered = False
         with trio.move_on_after(HEALTH_SECONDS_MAX):
-            answered = await self._answers(entry)
+            answered = await entry.backend.healthy()
         if entry.removed:
             return
         if not answered:
-            entry.missed += 1
-            if entry.missed >= STRIKES_MAX:
-                self._lose(entry, f"missed {entry.missed} health checks")
+            self._miss(entry)
             return
         entry.missed = 0
         quiet_seconds = trio.current_time() - entry.struck_at
@@ -296,13 +306,10 @@ class BackendPool:
         if turn % LOAD_ROUNDS == 0:
             await self._read_load(entry)
 
-    async def _answers(self, entry: PoolEntry) -> bool:
-        try:
-            return await entry.backend.healthy()
-        except Exception:
-            # It promises not to raise; a client from a plugin that does must not end the pool for all the others.
-            log.exception("backend.broken", backend=entry.backend_id, kind=entry.request.kind)
-            return False
+    def _miss(self, entry: PoolEntry) -> None:
+        entry.missed += 1
+        if entry.missed >= STRIKES_MAX and not entry.removed:
+            self._lose(entry, f"missed {entry.missed} health checks")
 
     async def _welcome_back(self, entry: PoolEntry) -> None:
         """An engine that was down comes back only through its probe: it may be another one by now."""
@@ -311,8 +318,13 @@ class BackendPool:
         except BackendError:
             entry.struck_at = trio.current_time()
             return
-        entry.found = found
         entry.row.strikes = 0
+        if found.model != entry.found.model:
+            # Its tokens would be another model's under this policy's name. Whoever wants that adds it anew.
+            self._set_state(entry, BackendState.QUARANTINED)
+            log.error("backend.quarantined", backend=entry.backend_id, model=found.model, expected=entry.found.model)
+            return
+        entry.found = found
         self._set_state(entry, entry.reachable_state)
         log.info("backend.recovered", backend=entry.backend_id, model=found.model, version=found.version)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 __all__ = ["metric_values"]
@@ -24,6 +25,7 @@ def _number(text: str) -> float | None:
     if not words:
         return None
     try:
-        return float(words[0])
+        value = float(words[0])
     except ValueError:
         return None
+    return value if math.isfinite(value) else None

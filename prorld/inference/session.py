@@ -7,7 +7,8 @@ one. It never renders, never parses text by itself and never chooses an engine.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Protocol
 
 import msgspec
@@ -18,7 +19,7 @@ from prorld.domain.calls import CallParams, CallRecord
 from prorld.domain.job import JobSpec, TokenCounts, effective_seed
 from prorld.domain.messages import Message, ToolSchema
 from prorld.domain.outcome import StopReason
-from prorld.errors import BackendError, ContextOverflow, EngineBusy, HandlerError
+from prorld.errors import BackendError, ContextOverflow, EngineBusy, HandlerError, NoBackend
 from prorld.inference.checks import checked_finish, checked_logprobs, checked_sampled, checked_spans
 from prorld.inference.contract import Capabilities, Generation, GenerationRequest, Turn
 from prorld.kit.lanes import Lane
@@ -84,6 +85,7 @@ class ModelSession:
         self._turns = 0
         self._sampled = 0
         self._llm_s = 0.0
+        self._lacking: str | None = None
 
     @property
     def tokenizer(self) -> str:
@@ -119,6 +121,11 @@ class ModelSession:
     def turns(self) -> int:
         """Turns in which the policy spoke."""
         return self._turns
+
+    @property
+    def lacking(self) -> str | None:
+        """The code of what the session waits for at the moment: an engine, or a place in a busy one."""
+        return self._lacking
 
     @property
     def llm_s(self) -> float:
@@ -231,13 +238,15 @@ class ModelSession:
                 return True
             except EngineBusy:
                 idle += 1
-                await _wait_for_engine(idle)
+                with self._lacks(EngineBusy.code):
+                    await _wait_for_engine(idle)
                 continue
             except BackendError as exc:
                 if not exc.may_retry or migrations >= MIGRATIONS_MAX:
                     raise
                 migrations += 1
-                await self._lease.migrate()
+                with self._lacks(NoBackend.code):
+                    await self._lease.migrate()
                 continue
             if generation.token_ids:
                 idle = 0
@@ -246,6 +255,13 @@ class ModelSession:
                 idle += 1
                 await _wait_for_engine(idle)
         return False
+
+    @contextmanager
+    def _lacks(self, what: str) -> Iterator[None]:
+        """Whoever ends the session meanwhile can see why; what ends by itself lacks nothing any more."""
+        self._lacking = what
+        yield
+        self._lacking = None
 
     async def _call(self, limit: int) -> Generation:
         """One request. Its reply is checked against what was asked before it is believed."""

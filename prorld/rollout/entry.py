@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 import trio
 
 from prorld.domain.job import STATE_OF_STAGE, Attempt, JobSpec, JobState, Timing, TokenCounts, advance
 from prorld.domain.outcome import Outcome, Stage, StopReason, Verdict
-from prorld.handlers.base import AgentHandler, Grade
+from prorld.errors import NoBackend
+from prorld.handlers.base import AgentHandler, Grade, RunResult
 from prorld.inference.contract import Turn
 from prorld.inference.session import ModelSession
 from prorld.rollout.clock import Clock
 from prorld.rollout.events import EventLog
+from prorld.wire.events import JobEvent
 from prorld.wire.jobs import Drift, JobRecord
 
 __all__ = ["JobEntry"]
@@ -35,6 +39,7 @@ class JobEntry:
         digest: str,
         size_bytes: int,
         clock: Clock,
+        tell: Callable[[JobEvent], None] | None = None,
     ) -> None:
         self.spec = spec
         self.handler = handler
@@ -46,14 +51,16 @@ class JobEntry:
         self.scope = trio.CancelScope()
         self.cancel_reason: str | None = None
         self.done = trio.Event()
-        self.events = EventLog()
+        self.events = EventLog(tell=tell)
         self.state = JobState.QUEUED
         self.waiting_for: Stage | None = "init"
         self.stage: Stage | None = None
         self.timing = Timing()
         self.attempts: list[Attempt] = []
         self.session: ModelSession | None = None
+        self.wants_engine = False
         self.stop: StopReason | None = None
+        self.result: RunResult | None = None
         self.grade: Grade | None = None
         self.outcome: Outcome | None = None
         self.verdict: Verdict | None = None
@@ -71,7 +78,9 @@ class JobEntry:
         """A new try: nothing of the last one counts any more."""
         self._attempt_started = (n, self.clock.wall())
         self.session = None
+        self.wants_engine = False
         self.stop = None
+        self.result = None
         self.grade = None
         self.events.emit("job.attempt", self.clock.wall(), n=n, what="began")
 
@@ -126,6 +135,13 @@ class JobEntry:
     # --- what is read -----------------------------------------------------------------------------------------------
 
     @property
+    def lacking(self) -> str | None:
+        """The code of what the job waits for beyond its own doing, while it does."""
+        if self.wants_engine:
+            return NoBackend.code
+        return None if self.session is None else self.session.lacking
+
+    @property
     def reward(self) -> float | None:
         """The reward; ``None`` unless a grader ran to its end."""
         return None if self.grade is None else self.grade.reward
@@ -158,6 +174,7 @@ class JobEntry:
             group_id=spec.group_id,
             sample_index=spec.sample_index,
             metadata=spec.metadata,
+            requeued_from=spec.requeued_from,
             created_at=self.created_at,
             ended_at=self.ended_at,
         )

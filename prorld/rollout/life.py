@@ -11,9 +11,10 @@ deadline, outlives INIT, and is gone before anything is reported. Nothing else i
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol, TypeVar
 
 import structlog
@@ -42,7 +43,7 @@ from prorld.rollout.entry import JobEntry
 from prorld.rollout.stages import Gates, StageTimedOut, TotalBudget, run_stage
 from prorld.sandbox.contract import SandboxRuntime
 
-__all__ = ["ModelSource", "World", "live"]
+__all__ = ["ModelSource", "World", "attempt", "grade", "live"]
 
 log = structlog.get_logger("prorld.rollout")
 
@@ -60,6 +61,10 @@ class ModelSource(Protocol):
         self, spec: JobSpec, attempt: int, on_turn: Callable[[int, Turn], None]
     ) -> AbstractAsyncContextManager[ModelSession]:
         """Lease an engine for as long as the block lasts and talk to it. Waits for one where there is none."""
+        ...
+
+    def served(self, policy: str) -> Collection[int | None]:
+        """The versions that the policy's engines have now; ``None`` for an engine that does not say."""
         ...
 
 
@@ -99,7 +104,7 @@ async def _attempts(entry: JobEntry, world: World) -> Outcome:
     n, budget = 1, TotalBudget(entry.spec.timeouts)
     while True:
         entry.attempt_begins(n)
-        outcome = await _attempt(entry, world, n, budget)
+        outcome = await attempt(entry, world, n, partial(_stages, entry, world, budget))
         if not should_retry(outcome, n, entry.spec.max_attempts):
             return outcome
         entry.attempt_ends(outcome)
@@ -109,7 +114,9 @@ async def _attempts(entry: JobEntry, world: World) -> Outcome:
         n += 1
 
 
-async def _attempt(entry: JobEntry, world: World, n: int, budget: TotalBudget) -> Outcome:
+async def attempt(
+    entry: JobEntry, world: World, n: int, stages: Callable[[AttemptContext], Awaitable[Outcome]]
+) -> Outcome:
     """One try. What it raises is classified; what is still open when it ends is closed before it returns."""
     outcome: Outcome | None = None
     try:
@@ -122,7 +129,7 @@ async def _attempt(entry: JobEntry, world: World, n: int, budget: TotalBudget) -
                 boot_id=world.boot_id,
                 metrics=world.metrics,
             )
-            outcome = await _stages(entry, world, job, budget)
+            outcome = await stages(job)
             nursery.cancel_scope.cancel("the attempt is over")
     except* Exception as group:
         error = _leading(group)
@@ -138,7 +145,7 @@ async def _attempt(entry: JobEntry, world: World, n: int, budget: TotalBudget) -
     return outcome
 
 
-async def _stages(entry: JobEntry, world: World, job: AttemptContext, budget: TotalBudget) -> Outcome:
+async def _stages(entry: JobEntry, world: World, budget: TotalBudget, job: AttemptContext) -> Outcome:
     """INIT, RUN, EVAL."""
     handler = entry.handler
 
@@ -146,7 +153,9 @@ async def _stages(entry: JobEntry, world: World, job: AttemptContext, budget: To
         await handler.init(job)
 
     async def run() -> RunResult:
+        entry.wants_engine = True
         async with world.models.open(entry.spec, job.attempt, entry.spoke) as session:
+            entry.wants_engine = False
             with job.lend_model(session):
                 return await handler.run(job)
 
@@ -154,16 +163,22 @@ async def _stages(entry: JobEntry, world: World, job: AttemptContext, budget: To
     result = await _stage(entry, world, job, budget, "run", run, RunResult)
     if entry.session is None or not entry.session.calls:
         raise HandlerError("the model was never called", code="no_model_calls")
-    entry.stop = result.stop
+    entry.stop, entry.result = result.stop, result
     if not handler.grades_in_sandbox:
         await job.close_sandbox()
 
-    async def evaluate() -> Grade:
-        return await handler.evaluate(job, result)
-
-    entry.grade = await _stage(entry, world, job, budget, "eval", evaluate, Grade)
+    entry.grade = await grade(entry, world, job, budget, result)
     await job.close_sandbox()
     return outcome_of_stop(result.stop)
+
+
+async def grade(entry: JobEntry, world: World, job: AttemptContext, budget: TotalBudget, result: RunResult) -> Grade:
+    """EVAL."""
+
+    async def evaluate() -> Grade:
+        return await entry.handler.evaluate(job, result)
+
+    return await _stage(entry, world, job, budget, "eval", evaluate, Grade)
 
 
 async def _stage(

@@ -11,7 +11,7 @@ from typing import TypeVar
 import trio
 
 from prorld.domain.job import StageTimeouts
-from prorld.domain.outcome import STAGES, Outcome, Stage, timed_out
+from prorld.domain.outcome import STAGES, Outcome, Stage, starved, timed_out
 from prorld.kit.gate import Gate
 from prorld.metrics import Metrics
 from prorld.rollout.entry import JobEntry
@@ -94,16 +94,22 @@ async def run_stage(
         entry.enters(stage)
         seconds, is_total = budget.limit(stage)
         results: list[T] = []
+        in_time: list[Exception] = []
         scope = trio.CancelScope(deadline=began + seconds)
         try:
             with scope:
                 async with trio.open_nursery() as nursery:
-                    results.append(await work(nursery))
+                    try:
+                        results.append(await work(nursery))
+                    except Exception as exc:
+                        in_time += [] if scope.cancel_called else [exc]
+                        raise
                     nursery.cancel_scope.cancel(f"{stage} is over")
         except Exception as exc:
-            # What a stage raises while its time is up is a consequence of the time-out, not the cause of the end.
-            if scope.cancel_called and not entry.scope.cancel_called:
-                raise StageTimedOut(timed_out(stage, seconds, total=is_total)) from exc
+            # What a stage raises while its time is up is a consequence of the time-out and not the cause of the end;
+            # what it raised before, only to clean up beyond its time, is the cause.
+            if scope.cancel_called and not in_time and not entry.scope.cancel_called:
+                raise StageTimedOut(_time_is_up(entry, stage, seconds, total=is_total)) from exc
             raise
         finally:
             spent = trio.current_time() - began
@@ -112,5 +118,12 @@ async def run_stage(
             metrics.stage_passed(stage, waited_s=began - asked, ran_s=spent)
             entry.leaves(stage)
         if not results:
-            raise StageTimedOut(timed_out(stage, seconds, total=is_total))
+            raise StageTimedOut(_time_is_up(entry, stage, seconds, total=is_total))
         return results[0]
+
+
+def _time_is_up(entry: JobEntry, stage: Stage, seconds: float, *, total: bool) -> Outcome:
+    """A stage that spent the end of its time waiting for an engine did not fail by its policy's doing."""
+    outcome = timed_out(stage, seconds, total=total)
+    lacking = entry.lacking
+    return outcome if lacking is None else starved(outcome, lacking)

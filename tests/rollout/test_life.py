@@ -200,11 +200,28 @@ async def test_an_engine_that_dies_is_left_for_another_with_the_same_tokens(
 
 
 async def test_a_job_waits_for_an_engine_within_its_own_budget(autojump_clock: trio.testing.MockClock) -> None:
-    """Without an engine RUN waits, and then times out; nothing is failed at once."""
+    """Without an engine RUN waits; that its time runs out so is the engines' fault, and is tried again."""
     async with room(backends=[]) as here:
-        record = await here.finish("a", timeouts={"run_s": 7.0})
+        record = await here.finish("a", timeouts={"run_s": 7.0}, max_attempts=2)
         assert record.outcome is not None
-        assert (record.outcome.kind, record.outcome.stage) == (OutcomeKind.TIMEOUT, "run")
+        assert (record.outcome.kind, record.outcome.code) == (OutcomeKind.LLM_ERROR, "no_backend")
+        assert (len(record.attempts), record.verdict) == (2, Verdict.DROP)
+
+
+async def test_an_engine_that_is_busy_to_the_end_is_no_time_out_of_the_policy(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """503 until RUN's time is over is infrastructure; a job that is answered in time never notices."""
+    busy = Script(faults=[Fault(kind="status", status=503, count=None)])
+    async with room(backends=[FakeBackend(busy)]) as here:
+        record = await here.finish("a", timeouts={"run_s": 7.0}, max_attempts=1)
+        assert record.outcome is not None
+        assert (record.outcome.kind, record.outcome.code) == (OutcomeKind.LLM_ERROR, "engine_busy")
+    for_a_while = Script(turns=["42"], faults=[Fault(kind="status", status=503, count=5)])
+    async with room(backends=[FakeBackend(for_a_while)]) as here:
+        record = await here.finish("a", timeouts={"run_s": 60.0})
+        assert record.outcome is not None
+        assert record.outcome.kind is OutcomeKind.OK
 
 
 async def test_jobs_overlap_in_different_stages(autojump_clock: trio.testing.MockClock) -> None:
