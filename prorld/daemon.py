@@ -11,7 +11,7 @@ import faulthandler
 import gc
 import os
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -30,11 +30,10 @@ from prorld.http.deps import HttpDeps
 from prorld.http.guarded import ConnectionLimits
 from prorld.http.serve import HttpServer, run_http
 from prorld.inference.embedded import EmbeddedEngine, run_embedded_engine
-from prorld.inference.llamacpp import LlamaCppBackend
 from prorld.inference.models import PooledModels
 from prorld.inference.policies import Policies, PolicySource
-from prorld.inference.pool import BackendFactory, BackendPool
-from prorld.inference.vllm import VllmBackend
+from prorld.inference.pool import BackendPool
+from prorld.inference.registry import backend_factories
 from prorld.kit import loop_lag
 from prorld.kit.lanes import Lane
 from prorld.metrics import Metrics
@@ -52,8 +51,11 @@ from prorld.rollout.stages import Gates
 from prorld.rollout.supervisor import Supervisor, SupervisorLimits
 from prorld.sandbox import reaper
 from prorld.sandbox.bubblewrap import BubblewrapRuntime
+from prorld.sandbox.contract import SandboxRuntime
 from prorld.sandbox.probe import check_bubblewrap
-from prorld.sandbox.warden_client import run_warden
+from prorld.sandbox.registry import OWN as OWN_RUNTIME
+from prorld.sandbox.registry import SandboxHost, run_runtime, runtime_factory
+from prorld.sandbox.warden_client import Warden, run_warden
 from prorld.wire.ops import AddBackend, Endpoint
 
 __all__ = ["Outside", "serve"]
@@ -133,18 +135,18 @@ async def _serve(
     lane = Lane("tokenizers", TOKENIZER_THREADS)
     policies = Policies(_policy_sources(config), lane)
     with trio.fail_after(config.timeouts.boot_s):
-        pool = BackendPool(_factories(), metrics)
+        pool = BackendPool(backend_factories(), metrics)
         await core.start(pool.run, name="pool")
         user = sandbox_user(config.sandbox.user)
         if user is not None:
             log.warning("daemon.root", sandboxes_run_as=config.sandbox.user, uid=user[0])
         warden = await core.start(partial(run_warden, user=user), name="warden")
-        no_sandbox = await check_bubblewrap(user=user)
+        no_sandbox = await check_bubblewrap(user=user) if config.sandbox.runtime == OWN_RUNTIME else None
     scratch = _scratch_dir(loaded)
     reaped = reaper.reap(scratch, boot_id=boot_id)
     if reaped.directories:
         log.warning("daemon.reaped", directories=reaped.directories, processes=reaped.processes)
-    runtime = BubblewrapRuntime(warden, runtime_dir=scratch, boot_id=boot_id)
+    runtime = await _runtime(config, core, warden, SandboxHost(runtime_dir=scratch, boot_id=boot_id, user=user))
     world = World(
         gates=Gates(init=config.stages.init, run=config.stages.run, eval=config.stages.eval),
         runtime=runtime,
@@ -260,14 +262,6 @@ async def _embedded_once(config: Config, pool: BackendPool) -> None:
                 await pool.remove(info.backend_id)
 
 
-def _factories() -> Mapping[str, BackendFactory]:
-    """The engines there are clients for."""
-    return {
-        "vllm": lambda request: VllmBackend(request.url, model=request.model),
-        "llamacpp": lambda request: LlamaCppBackend(request.url),
-    }
-
-
 # --- parts from configuration -----------------------------------------------------------------------------------------
 
 
@@ -286,6 +280,15 @@ def _policy_sources(config: Config) -> dict[str, PolicySource]:
     }
     named = {DEFAULT_POLICY, *(entry.policy for entry in config.backends)}
     return {name: PolicySource() for name in sorted(named)} | sources
+
+
+async def _runtime(config: Config, core: trio.Nursery, warden: Warden, host: SandboxHost) -> SandboxRuntime:
+    if config.sandbox.runtime == OWN_RUNTIME:
+        return BubblewrapRuntime(warden, runtime_dir=host.runtime_dir, boot_id=host.boot_id)
+    factory = runtime_factory(config.sandbox.runtime)
+    with trio.fail_after(config.timeouts.boot_s):
+        runtime: SandboxRuntime = await core.start(partial(run_runtime, factory, host), name="sandbox runtime")
+    return runtime
 
 
 def _scratch_dir(loaded: Loaded) -> Path:

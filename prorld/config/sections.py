@@ -112,7 +112,13 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 class Sandbox(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where agents act."""
 
-    runtime: Annotated[Literal["bubblewrap"], Meta(description="What makes sandboxes.")] = "bubblewrap"
+    runtime: Annotated[
+        str,
+        Meta(
+            pattern=r"^[a-z][a-z0-9_-]{0,63}$",
+            description="What makes sandboxes: `bubblewrap`, or a plugin's runtime by its name.",
+        ),
+    ] = "bubblewrap"
     user: Annotated[
         str,
         Meta(min_length=1, description="User name or uid that sandboxes run as when the daemon is root; never root."),
