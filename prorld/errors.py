@@ -38,9 +38,12 @@ __all__ = [
     "RolloutError",
     "SandboxError",
     "TooLarge",
+    "TooMany",
     "Unauthorized",
     "boundary",
     "chain",
+    "leaves",
+    "no_exit",
 ]
 
 
@@ -147,6 +150,12 @@ class Overloaded(RequestError):
         self.retry_after_s = retry_after_s
 
 
+class TooMany(Overloaded):
+    """The caller's own share is used up, while the daemon has room for others; nothing was accepted."""
+
+    code = "too_many"
+
+
 # --- recorded on a job ------------------------------------------------------------------------------------------------
 
 
@@ -237,6 +246,34 @@ def boundary(error: type[RolloutError], what: str, *, code: str | None = None) -
         raise
     except Exception as exc:
         raise error(f"{what} failed", code=code) from exc
+
+
+@contextmanager
+def no_exit(what: str) -> Iterator[None]:
+    """In this block ``sys.exit`` ends what called it and not the process: it becomes a ``HandlerError``.
+
+    Beside it in a group, a cancellation stays a cancellation and an error stays that error.
+    """
+    try:
+        yield
+    except SystemExit as exc:
+        raise HandlerError(f"{what} called sys.exit", code="sys_exit") from exc
+    except BaseExceptionGroup as group:
+        exits, rest = group.split(SystemExit)
+        if exits is None:
+            raise
+        if rest is None:
+            raise HandlerError(f"{what} called sys.exit", code="sys_exit") from exits
+        raise rest from exits
+
+
+def leaves(exc: BaseException) -> Iterator[BaseException]:
+    """The exceptions in a group, however deep, in order; an exception that is no group is its own leaf."""
+    if isinstance(exc, BaseExceptionGroup):
+        for inner in exc.exceptions:
+            yield from leaves(inner)
+    else:
+        yield exc
 
 
 def chain(exc: BaseException, *, limit: int = 2000) -> str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 import trio
 
-from prorld.errors import ProrldError
+from prorld.errors import ProrldError, leaves
 
 T = TypeVar("T")
 
@@ -21,12 +21,3 @@ def run_trio(main: Callable[[], Awaitable[T]]) -> T:
         if not all(isinstance(leaf, ProrldError | KeyboardInterrupt) for leaf in found):
             raise
         raise next((leaf for leaf in found if isinstance(leaf, KeyboardInterrupt)), found[0]) from group
-
-
-def leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
-    """The exceptions in a group, however deep."""
-    for exc in group.exceptions:
-        if isinstance(exc, BaseExceptionGroup):
-            yield from leaves(exc)
-        else:
-            yield exc

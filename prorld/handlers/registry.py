@@ -18,13 +18,15 @@ import trio
 from structlog.typing import FilteringBoundLogger
 
 from prorld.domain.job import AgentLimits
-from prorld.errors import BadRequest, HandlerError, Impossible, ProrldError, chain
+from prorld.errors import BadRequest, HandlerError, Impossible, ProrldError, chain, no_exit
 from prorld.handlers.base import AgentHandler
 
 __all__ = ["GROUP", "HandlerEntry", "Registry", "accept", "decode_instance", "discover", "enabled_plugins"]
 
 GROUP = "prorld.handlers"
 ENABLED_VARIABLE = "PRORLD_PLUGINS"
+# What the project brings itself. Not an entry point of its distribution: only who names it gets it.
+BUILT_IN = (EntryPoint("bench", "prorld.bench.handler:BenchHandler", GROUP),)
 OPEN_S = 120.0
 CLOSE_S = 30.0
 
@@ -66,7 +68,8 @@ def discover(
     sections = configs or {}
     wanted = frozenset(enabled or ()) | frozenset(sections)
     points: dict[str, list[EntryPoint]] = {}
-    for point in entry_points(group=GROUP) if found is None else found:
+    named = [point for point in BUILT_IN if point.name in (enabled or ())]
+    for point in [*entry_points(group=GROUP), *named] if found is None else found:
         if enabled is None or point.name in enabled:
             points.setdefault(point.name, []).append(point)
     registry = Registry()
@@ -171,7 +174,7 @@ class Registry:
         scope = trio.CancelScope(deadline=trio.current_time() + OPEN_S)
         opened = False
         try:
-            with scope:
+            with no_exit("its open()"), scope:
                 async with handler.open():
                     scope.deadline = float("inf")
                     opened = True
@@ -210,9 +213,12 @@ def decode_instance(handler: AnyHandler, instance: Mapping[str, Any]) -> msgspec
 
 def accept(handler: AnyHandler, instance: Mapping[str, Any], limits: AgentLimits) -> msgspec.Struct:
     """Everything that is checked of a job's task at submit; what a handler raises of its own is a refusal, too."""
-    decoded = decode_instance(handler, instance)
     try:
-        handler.accept(decoded, limits)
+        decoded = decode_instance(handler, instance)
+        with no_exit(f"the handler {handler.name}"):
+            handler.accept(decoded, limits)
+    except HandlerError as exc:
+        raise Impossible(f"{handler.name} refused the instance: {chain(exc)}", code="instance_refused") from exc
     except ProrldError:
         raise
     except Exception as exc:

@@ -32,7 +32,17 @@ from prorld.domain.outcome import (
     should_retry,
     verdict_of,
 )
-from prorld.errors import GraderError, HandlerError, RolloutError
+from prorld.errors import (
+    BackendError,
+    GraderError,
+    HandlerError,
+    RendererError,
+    RolloutError,
+    SandboxError,
+    chain,
+    leaves,
+    no_exit,
+)
 from prorld.handlers.base import Grade, RunResult
 from prorld.inference.contract import Turn
 from prorld.inference.session import ModelSession
@@ -120,17 +130,18 @@ async def attempt(
     """One try. What it raises is classified; what is still open when it ends is closed before it returns."""
     outcome: Outcome | None = None
     try:
-        async with trio.open_nursery() as nursery:
-            job = AttemptContext(
-                entry,
-                n,
-                attempt_nursery=nursery,
-                runtime=world.runtime,
-                boot_id=world.boot_id,
-                metrics=world.metrics,
-            )
-            outcome = await stages(job)
-            nursery.cancel_scope.cancel("the attempt is over")
+        with no_exit("the handler"):
+            async with trio.open_nursery() as nursery:
+                job = AttemptContext(
+                    entry,
+                    n,
+                    attempt_nursery=nursery,
+                    runtime=world.runtime,
+                    boot_id=world.boot_id,
+                    metrics=world.metrics,
+                )
+                outcome = await stages(job)
+                nursery.cancel_scope.cancel("the attempt is over")
     except* Exception as group:
         error = _leading(group)
         if outcome is not None:
@@ -200,18 +211,27 @@ async def _stage(
             result: object
             try:
                 result = await work()
-            except SystemExit as exc:
-                raise HandlerError("the handler called sys.exit", code="sys_exit") from exc
-            except Exception as exc:  # noqa: BLE001
-                # A cancelled stage raises Cancelled, alone or in a group, which this does not catch. What recovery
-                # returns stands for what the stage should have returned; by default it raises the error again.
+            except Exception as exc:
+                # A cancelled stage raises Cancelled, alone or in a group, which this does not catch. Trouble of the
+                # infrastructure is not the handler's to explain away: it is recorded, and tried again.
+                if any(_is_infrastructure(leaf) for leaf in leaves(exc)):
+                    raise
+                # What recovery returns stands for what the stage should have returned; by default it raises again.
                 result = await entry.handler.recover(job, stage, exc)
+                entry.events.emit("job.recovered", world.clock.wall(), stage=stage, error=chain(exc))
         if not isinstance(result, returns):
             wrong = GraderError if stage == "eval" else HandlerError
             raise wrong(f"{stage} returned {type(result).__name__}, not {returns.__name__}", code="wrong_result")
         return result
 
     return await run_stage(world.gates, world.metrics, entry, stage, budget, guarded)
+
+
+def _is_infrastructure(exc: BaseException) -> bool:
+    """Whether an error is of an engine or a sandbox, or of a grader that could not do its work."""
+    if isinstance(exc, GraderError):
+        return exc.may_retry
+    return isinstance(exc, (BackendError, RendererError, SandboxError))
 
 
 def _interrupted(entry: JobEntry) -> Outcome:
@@ -223,16 +243,9 @@ def _interrupted(entry: JobEntry) -> Outcome:
 
 def _leading(group: BaseExceptionGroup[Exception]) -> Exception:
     """The error that decides the outcome: a time-out first, then a classified one, then whatever came first."""
-    leaves: list[Exception] = []
-    queue: list[Exception | BaseExceptionGroup[Exception]] = [group]
-    while queue:
-        item = queue.pop(0)
-        if isinstance(item, BaseExceptionGroup):
-            queue.extend(item.exceptions)
-        else:
-            leaves.append(item)
+    found = [leaf for leaf in leaves(group) if isinstance(leaf, Exception)]
     for kind in (StageTimedOut, RolloutError):
-        for leaf in leaves:
+        for leaf in found:
             if isinstance(leaf, kind):
                 return leaf
-    return leaves[0]
+    return found[0]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import trio
 
-from prorld.errors import ProrldError, SandboxError, chain
+from prorld.errors import ProrldError, SandboxError, chain, leaves
 from prorld.sandbox.bubblewrap import BubblewrapRuntime
 from prorld.sandbox.contract import Sandbox, SandboxSpec
 from prorld.sandbox.warden_client import Warden, run_warden
@@ -34,7 +34,7 @@ async def check_bubblewrap(*, user: tuple[int, int] | None = None) -> str | None
         with trio.fail_after(PROBE_SECONDS):
             await _try_one(user)
     except* (ProrldError, OSError, trio.TooSlowError) as group:
-        said = " ".join(chain(_leaf(group)).split())
+        said = " ".join(chain(next(leaves(group))).split())
     if said is None:
         return None
     cure = next((cure for sign, cure in _CURES if sign in said), None)
@@ -57,9 +57,3 @@ async def _try_one(user: tuple[int, int] | None) -> None:
             if result.output != b"works\n":
                 raise SandboxError(f"a sandbox answers {result.output[:100]!r}")
             nursery.cancel_scope.cancel("the probe has ended")
-
-
-def _leaf(group: BaseExceptionGroup[Exception]) -> Exception:
-    """The first error that is no group."""
-    first = group.exceptions[0]
-    return _leaf(first) if isinstance(first, BaseExceptionGroup) else first

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
@@ -9,9 +10,13 @@ import trio
 
 from prorld.domain.job import JobState
 from prorld.domain.outcome import OutcomeKind, StopReason, Verdict
+from prorld.errors import Impossible
+from prorld.handlers import RunResult
 from prorld.testing.fake_backend import FakeBackend
 from prorld.testing.fake_sandbox import FakeRuntime
+from prorld.testing.handlers import FakeHandler
 from prorld.testing.scripted_engine.script import Fault, Latency, Script
+from prorld.wire.jobs import SubmitJob
 from tests.rollout.support import Room, room
 
 
@@ -92,16 +97,96 @@ async def test_a_handlers_own_bug_is_not_tried_again(autojump_clock: trio.testin
 async def test_a_handler_can_recover_a_stage(autojump_clock: trio.testing.MockClock) -> None:
     """What recovery returns stands for what the stage should have returned."""
     async with room(backends=says("42")) as here:
-        record = await here.finish("a", {"fail": {"eval": "grader"}, "recovers": ["eval"]})
+        record = await here.finish("a", {"fail": {"eval": "bug"}, "recovers": ["eval"]})
         assert record.outcome is not None
         assert (record.outcome.kind, record.reward) == (OutcomeKind.OK, 0.5)
 
 
+async def test_trouble_of_the_infrastructure_is_not_for_a_handler_to_explain_away(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """A lost engine or sandbox is recorded as such, whatever the handler would make of it."""
+    async with room(backends=says("42")) as here:
+        for stage, failure, kind in (
+            ("run", "engine", OutcomeKind.LLM_ERROR),
+            ("eval", "sandbox", OutcomeKind.ENV_ERROR),
+        ):
+            instance = {"fail": {stage: failure}, "recovers": [stage]}
+            record = await here.finish(f"{stage}-{failure}", instance, max_attempts=1)
+            assert record.outcome is not None
+            assert (record.outcome.kind, record.reward) == (kind, None)
+
+
+async def test_a_recovery_is_told_in_the_events(autojump_clock: trio.testing.MockClock) -> None:
+    """Whoever reads the job sees that a stage failed and was recovered, and from what."""
+    async with room(backends=says("42")) as here:
+        await here.finish("a", {"fail": {"eval": "bug"}, "recovers": ["eval"]})
+        (event,) = [e for e in here.supervisor.events("a", "tests") if e.event == "job.recovered"]
+        assert event.data["stage"] == "eval"
+        assert "ZeroDivisionError" in event.data["error"]
+
+
+class Quitter(FakeHandler):
+    """Calls ``sys.exit`` wherever its instance says: in a stage, or in a task it started."""
+
+    name = "quitter"
+    data_sources = ()
+
+    async def init(self, job):
+        if job.instance.prompt == "task":
+            job.nursery.start_soon(self.leave)
+            await trio.sleep(1)
+        if job.instance.prompt == "init":
+            sys.exit(3)
+
+    async def leave(self):
+        await trio.sleep(0.1)
+        sys.exit(3)
+
+    def accept(self, instance, limits):
+        if instance.prompt == "accept":
+            sys.exit(3)
+
+    async def recover(self, job, stage, error):
+        if job.instance.prompt == "recover":
+            sys.exit(3)
+        raise error
+
+
+@pytest.mark.parametrize("where", ["init", "task", "recover"])
+async def test_a_plugin_that_exits_ends_its_job_and_not_the_daemon(
+    where: str, autojump_clock: trio.testing.MockClock
+) -> None:
+    """``sys.exit`` in a handler is a handler error; the next job is served."""
+    async with room(backends=says("42")) as here:
+        here.registry.add(Quitter())
+        instance = {"prompt": where, "fail": {"run": "bug"} if where == "recover" else {}}
+        await here.supervisor.submit(SubmitJob(job_id="q", handler="quitter", instance=instance), "tests")
+        record = await here.supervisor.wait_done("q", "tests")
+        assert record.outcome is not None
+        assert (record.outcome.kind, record.outcome.code) == (OutcomeKind.HANDLER_ERROR, "sys_exit")
+        assert (await here.finish("next")).reward == 1.0
+        with pytest.raises(Impossible, match=r"sys\.exit"):
+            await here.supervisor.submit(SubmitJob(handler="quitter", instance={"prompt": "accept"}), "tests")
+        here.assert_clean()
+
+
+class Silent(FakeHandler):
+    """Never talks to the policy."""
+
+    name = "silent"
+    data_sources = ()
+
+    async def run(self, job):
+        return RunResult(stop=StopReason.FINISHED)
+
+
 async def test_a_rollout_without_a_call_is_not_ok(autojump_clock: trio.testing.MockClock) -> None:
-    """Recovering RUN without ever asking the policy is a handler error, whatever the grader would say."""
-    backends = [FakeBackend(Script(faults=[Fault(kind="status", status=400, count=None)]))]
-    async with room(backends=backends) as here:
-        record = await here.finish("a", {"recovers": ["run"]})
+    """Finishing RUN without ever asking the policy is a handler error, whatever the grader would say."""
+    async with room() as here:
+        here.registry.add(Silent())
+        await here.supervisor.submit(SubmitJob(job_id="a", handler="silent", instance={}), "tests")
+        record = await here.supervisor.wait_done("a", "tests")
         assert record.outcome is not None
         assert (record.outcome.kind, record.outcome.code) == (OutcomeKind.HANDLER_ERROR, "no_model_calls")
         assert record.reward is None
