@@ -22,18 +22,18 @@ from structlog.typing import FilteringBoundLogger
 
 from prorld import __version__
 from prorld.config import Config, Loaded
-from prorld.errors import ConfigError, ProrldError, chain
-from prorld.handlers.registry import Registry, discover
+from prorld.errors import BadRequest, ConfigError
+from prorld.handlers.registry import discover
 from prorld.http.app import create_app
 from prorld.http.auth import NoAuth, load_token_book
 from prorld.http.deps import HttpDeps
 from prorld.http.guarded import ConnectionLimits
 from prorld.http.serve import HttpServer, run_http
-from prorld.inference.embedded import EmbeddedEngine, run_embedded_engine
 from prorld.inference.models import PooledModels
 from prorld.inference.policies import Policies, PolicySource
 from prorld.inference.pool import BackendPool
 from prorld.inference.registry import backend_factories
+from prorld.inference.roster import EmbeddedWish, join, keep_embedded
 from prorld.kit import loop_lag
 from prorld.kit.lanes import Lane
 from prorld.metrics import Metrics
@@ -65,10 +65,6 @@ log: FilteringBoundLogger = structlog.get_logger("prorld.daemon")
 DEFAULT_POLICY = "default"
 # Tokenizing long texts and loading tokenizers. Each job waits for its own text only, so a few threads do.
 TOKENIZER_THREADS = 2
-# A model in a child process may crash; one that keeps crashing is not made well by another start.
-ENGINE_STARTS_MAX = 5
-REJOIN_MIN_S = 1.0
-REJOIN_MAX_S = 30.0
 
 
 async def serve(
@@ -129,7 +125,7 @@ async def _serve(
 ) -> None:
     config = loaded.config
     auth = NoAuth() if config.server.no_auth else load_token_book(loaded.state_dir)
-    registry = _handlers(config)
+    registry = discover(config.handlers.enabled, config.handlers.config)
     metrics, lag, clock = Metrics(), loop_lag.LoopLag(), SystemClock()
     core.start_soon(loop_lag.run, config.metrics.loop_lag_interval_s, _both(lag, metrics), name="loop lag")
     lane = Lane("tokenizers", TOKENIZER_THREADS)
@@ -143,7 +139,7 @@ async def _serve(
         warden = await core.start(partial(run_warden, user=user), name="warden")
         no_sandbox = await check_bubblewrap(user=user) if config.sandbox.runtime == OWN_RUNTIME else None
     scratch = _scratch_dir(loaded)
-    reaped = reaper.reap(scratch, boot_id=boot_id)
+    reaped = await lane.run(partial(reaper.reap, scratch, boot_id=boot_id))
     if reaped.directories:
         log.warning("daemon.reaped", directories=reaped.directories, processes=reaped.processes)
     runtime = await _runtime(config, core, warden, SandboxHost(runtime_dir=scratch, boot_id=boot_id, user=user))
@@ -204,73 +200,20 @@ def _start_engines(config: Config, core: trio.Nursery, pool: BackendPool) -> Non
             url=entry.url, kind=entry.kind, policy=entry.policy, model=entry.model,
             max_inflight=entry.max_inflight, weight=entry.weight,
         )  # fmt: skip
-        core.start_soon(_join, pool, request, name=f"join {entry.url}")
+        try:
+            pool.check(request)
+        except BadRequest as exc:
+            raise ConfigError(f"backends: {entry.url}: {exc.message}") from exc
+        core.start_soon(join, pool, request, name=f"join {entry.url}")
     if config.embedded_engine:
-        core.start_soon(_embedded, config, pool, name="embedded engine")
-
-
-async def _join(pool: BackendPool, request: AddBackend) -> None:
-    """Take a configured engine in as soon as it answers; it may well start later than the daemon."""
-    pause = REJOIN_MIN_S
-    while True:
-        try:
-            await pool.add(request)
-        except ProrldError as exc:
-            log.warning("backend.absent", url=request.url, policy=request.policy, reason=chain(exc), again_in_s=pause)
-        else:
-            return
-        await trio.sleep(pause)
-        pause = min(REJOIN_MAX_S, 2 * pause)
-
-
-async def _embedded(config: Config, pool: BackendPool) -> None:
-    """Keep the embedded engine running and in the pool, so many times."""
-    starts = 0
-    while starts < ENGINE_STARTS_MAX:
-        starts += 1
-        try:
-            await _embedded_once(config, pool)
-        except* ConfigError as group:
-            if config.engine.enabled:
-                raise
-            # Nobody asked for it by name: readiness says that there is no engine, and how to get one.
-            starts = ENGINE_STARTS_MAX
-            log.warning("engine.absent", reason=chain(group.exceptions[0]))
-        except* ProrldError as group:
-            reason = chain(group.exceptions[0])
-            log.error("engine.died", starts=starts, starts_max=ENGINE_STARTS_MAX, reason=reason)  # noqa: TRY400
-        if starts < ENGINE_STARTS_MAX:
-            await trio.sleep(REJOIN_MIN_S)
-
-
-async def _embedded_once(config: Config, pool: BackendPool) -> None:
-    run = partial(
-        run_embedded_engine,
-        slots=config.engine.slots,
-        context_per_slot=config.engine.context_tokens,
-        threads=config.engine.threads or None,
-    )
-    async with trio.open_nursery() as nursery:
-        engine: EmbeddedEngine = await nursery.start(run, name="embedded engine process")
-        request = AddBackend(url=engine.url, kind="llamacpp", policy=DEFAULT_POLICY, max_inflight=engine.slots)
-        info = await pool.add(request)
-        try:
-            await trio.sleep_forever()
-        finally:
-            # Does not wait: an engine that is gone must not be offered for one tick longer.
-            with trio.CancelScope(shield=True, deadline=trio.current_time() + REJOIN_MIN_S):
-                await pool.remove(info.backend_id)
+        wish = EmbeddedWish(
+            policy=DEFAULT_POLICY, slots=config.engine.slots, context_per_slot=config.engine.context_tokens,
+            threads=config.engine.threads or None, required=bool(config.engine.enabled),
+        )  # fmt: skip
+        core.start_soon(keep_embedded, pool, wish, name="embedded engine")
 
 
 # --- parts from configuration -----------------------------------------------------------------------------------------
-
-
-def _handlers(config: Config) -> Registry:
-    registry = discover(config.handlers.enabled, config.handlers.config)
-    broken = [entry for entry in registry.entries() if entry.wanted and entry.error is not None]
-    if broken:
-        raise ConfigError("; ".join(f"handler {entry.name}: {entry.error}" for entry in broken))
-    return registry
 
 
 def _policy_sources(config: Config) -> dict[str, PolicySource]:

@@ -30,6 +30,7 @@ EVENTS: Mapping[str, str] = {
     "backend.lost": "an engine is no longer reachable; its leases move",
     "backend.quarantined": "an engine came back as something else and gets no leases",
     "backend.recovered": "an engine answers again",
+    "backend.refused": "a configured engine can't be taken in, now or later",
     "backend.removed": "an engine left",
     "cleanup.expired": "a clean-up did not end within its deadline",
     "cleanup.failed": "a clean-up raised; what it should have freed may still be there",

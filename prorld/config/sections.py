@@ -187,7 +187,7 @@ class Handlers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     enabled: Annotated[
         list[str] | None,
         Meta(
-            description="Load these and no others, and fail when one is broken; unset: load all, warn of broken ones."
+            description="Load these and no others; unset: all that are installed. A broken one is named and left out."
         ),
     ] = None
     config: Annotated[

@@ -83,6 +83,10 @@ class BackendPool:
             if entry.request.policy == policy and entry.takes_calls
         )
 
+    def check(self, request: AddBackend) -> None:
+        """``BadRequest`` for a kind that has no client or an address that can't be; asks nobody."""
+        self._make(request)
+
     async def add(self, request: AddBackend) -> BackendInfo:
         """Probe an engine and take it in.
 

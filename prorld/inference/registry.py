@@ -35,7 +35,7 @@ def backend_factories(*, found: Iterable[EntryPoint] | None = None) -> dict[str,
 def _own() -> dict[str, BackendFactory]:
     return {
         "vllm": lambda request: VllmBackend(request.url, model=request.model),
-        "llamacpp": lambda request: LlamaCppBackend(request.url),
+        "llamacpp": lambda request: LlamaCppBackend(request.url, model=request.model),
     }
 
 
