@@ -9,7 +9,20 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from prorld import __version__
-from prorld.cli import cancel, check_config, demo, doctor, handlers, jobs, plugin, serve, show, status, submit
+from prorld.cli import (
+    cancel,
+    check_config,
+    demo,
+    doctor,
+    handlers,
+    jobs,
+    plugin,
+    serve,
+    show,
+    status,
+    submit,
+    try_rollout,
+)
 from prorld.cli.common import Help, epilog
 from prorld.cli.exits import Exit, exit_of
 from prorld.errors import ProrldError
@@ -41,6 +54,7 @@ COMMANDS: dict[str, Command] = {
     "cancel": cancel,
     "status": status,
     "handlers": handlers,
+    "try": try_rollout,
     "plugin": plugin,
     "doctor": doctor,
     "check-config": check_config,
