@@ -63,7 +63,7 @@ class Server(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         bool, Meta(description="Ask for no token; refused where others than this machine can connect.")
     ] = False
     body_bytes_max: Annotated[Bytes, Meta(description="Largest request body; more is answered 413.")] = 64 << 20
-    connections_max: Annotated[Count, Meta(description="Open connections; further ones wait in the backlog.")] = 8192
+    connections_max: Annotated[Count, Meta(description="Open connections; further ones are answered 503.")] = 8192
     send_stall_s: Annotated[Seconds, Meta(description="A peer that reads nothing for so long is cut off.")] = 30.0
     keep_alive_s: Annotated[Seconds, Meta(description="An idle connection is closed after this.")] = 75.0
 
@@ -96,14 +96,14 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     jobs_max: Annotated[Count, Meta(description="Jobs queued or active; over it a submit is answered 503.")] = 10_000
     results_count_max: Annotated[Count, Meta(description="Ended jobs kept; the oldest is forgotten first.")] = 10_000
-    results_bytes_max: Annotated[Bytes, Meta(description="Bytes of ended jobs kept, counted as encoded.")] = 1 << 30
+    results_bytes_max: Annotated[Bytes, Meta(description="Bytes of ended jobs kept, by an estimate of their size in memory.")] = 1 << 30
     mailbox_size: Annotated[Count, Meta(description="Messages waiting for one actor; over it callers get 503.")] = 1024
 
 
 class Timeouts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Deadlines of the daemon itself; those of a job come with the job."""
 
-    boot_s: Annotated[Seconds, Meta(description="For all parts of the daemon to start.")] = 120.0
+    boot_s: Annotated[Seconds, Meta(description="For the warden and the check of sandboxes to come up.")] = 120.0
     drain_s: Annotated[
         Seconds, Meta(description="For running jobs to end after the first signal; then they are cancelled.")
     ] = 30.0
@@ -138,7 +138,7 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     enabled: Annotated[bool | None, Meta(description="Start it; unset: only where no backends are configured.")] = None
     slots: Annotated[int, Meta(ge=1, le=256, description="Sequences decoded at the same time.")] = 4
     context_tokens: Annotated[int, Meta(ge=256, le=1 << 20, description="Context of one slot, in tokens.")] = 4096
-    threads: Annotated[int, Meta(ge=0, le=1024, description="Threads to compute with; 0: one per usable core.")] = 0
+    threads: Annotated[int, Meta(ge=0, le=1024, description="Threads to compute with; 0: half of the usable cores, four at most.")] = 0
 
 
 class BackendEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

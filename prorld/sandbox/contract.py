@@ -17,7 +17,7 @@ __all__ = ["CommandResult", "Sandbox", "SandboxInfo", "SandboxLimits", "SandboxR
 
 
 class SandboxLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Bounds of one sandbox. All hold without root."""
+    """Bounds of one sandbox. All hold without root. ``memory_bytes`` bounds each process, not their sum."""
 
     memory_bytes: Annotated[int, Meta(ge=16 << 20)] = 2 << 30
     processes: Annotated[int, Meta(ge=4)] = 256
