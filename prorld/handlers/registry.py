@@ -203,10 +203,10 @@ def decode_instance(handler: AnyHandler, instance: Mapping[str, Any]) -> msgspec
     try:
         decoded = msgspec.convert(dict(instance), handler.instance_type)
     except msgspec.ValidationError as exc:
-        words, _, where = str(exc).rpartition(" - at `$")
-        path = f"instance{where.rstrip('`')}"
+        words, at, where = str(exc).rpartition(" - at `$")
+        path = f"instance{where.rstrip('`')}" if at else "instance"
         message = f"{path}: {words or exc}"
-        raise BadRequest(message, code="bad_instance", details={"path": path if words else "instance"}) from exc
+        raise BadRequest(message, code="bad_instance", details={"path": path}) from exc
     assert isinstance(decoded, msgspec.Struct)
     return decoded
 

@@ -402,3 +402,19 @@ def test_handlers_are_left_wherever_the_block_is_cancelled():
 
     report = sweep(scenario)
     assert report.runs > 50
+
+
+class NeedsTwo(msgspec.Struct):
+    a: int
+    b: int
+
+
+class TwoFieldsHandler(FakeHandler):
+    instance_type = NeedsTwo  # type: ignore[assignment]
+
+
+def test_a_field_that_is_missing_at_the_top_is_told_once():
+    """The message names the instance, then the field; the path is the instance's."""
+    with pytest.raises(BadRequest, match=r"^instance: Object missing required field `b`$") as caught:
+        decode_instance(TwoFieldsHandler(), {"a": 1})
+    assert caught.value.details == {"path": "instance"}
