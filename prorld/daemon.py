@@ -42,11 +42,12 @@ from prorld.ops.health import Health
 from prorld.ops.notify import Notifier
 from prorld.ops.service import Outside, Service
 from prorld.ops.state_dir import announced, held
-from prorld.ops.task_tree import TaskAges
+from prorld.ops.task_tree import TaskAges, task_tree
 from prorld.ops.users import sandbox_user
 from prorld.ops.views import Views
 from prorld.rollout.clock import SystemClock
 from prorld.rollout.life import World
+from prorld.rollout.looks import Looks
 from prorld.rollout.stages import Gates
 from prorld.rollout.supervisor import Supervisor, SupervisorLimits
 from prorld.sandbox import reaper
@@ -167,12 +168,15 @@ async def _serve(
     service = Service(
         config=config, supervisor=supervisor, health=health, notifier=notifier, ages=ages, outside=outside
     )
+    looks = Looks(world, supervisor)
     deps = HttpDeps(
         service=supervisor, backends=pool, handlers=views.handlers, sandboxes=views.sandboxes, ready=views.ready,
         status=views.status, metrics=views.metrics_page, auth=auth, body_bytes_max=config.server.body_bytes_max,
+        looks=looks, tasks=partial(task_tree, ages),
     )  # fmt: skip
     async with registry.open_all(), trio.open_nursery() as jobs:
         await jobs.start(supervisor.run, name="supervisor")
+        await jobs.start(looks.run, name="reevaluator")
         _start_engines(config, core, pool)
         async with trio.open_nursery() as front:
             server: HttpServer = await front.start(

@@ -20,7 +20,8 @@ from prorld.client import Client, ClientError
 from prorld.domain.job import AgentLimits, JobState, Sampling
 from prorld.domain.outcome import OutcomeKind
 from prorld.errors import ProrldError
-from prorld.wire.jobs import JobEvent, JobRecord, SubmitJob
+from prorld.wire.events import JobEvent
+from prorld.wire.jobs import JobRecord, SubmitJob
 from prorld.wire.trajectory import Trajectory
 
 INFRASTRUCTURE = frozenset({

@@ -101,6 +101,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     capture: list[str] = []
     metadata: dict[str, Any] = {}
     callback_url: str | None = None
+    requeued_from: str | None = None
 
 
 def effective_seed(spec: JobSpec, attempt: int, call: int) -> int | None:

@@ -20,10 +20,16 @@ from structlog.typing import FilteringBoundLogger
 from prorld.domain.ids import is_client_id
 from prorld.http.auth import Credentials
 from prorld.http.deps import HttpDeps
+from prorld.http.encode import Squeezer
 from prorld.http.errors import answer_error
 from prorld.http.holds import Holds
+from prorld.http.openapi import Document
+from prorld.http.routes_engines import EngineRoutes
+from prorld.http.routes_events import EventRoutes
 from prorld.http.routes_jobs import JobRoutes
-from prorld.http.routes_ops import EngineRoutes, OpsRoutes
+from prorld.http.routes_looks import LookRoutes
+from prorld.http.routes_ops import OpsRoutes
+from prorld.http.routing import add_routes
 
 __all__ = ["App", "create_app"]
 
@@ -52,6 +58,7 @@ class App(QuartTrio):
         self.asgi_http_class = _Request
         self.deps = deps
         self.holds = Holds()
+        self._squeezer = Squeezer()
         self.config["MAX_CONTENT_LENGTH"] = deps.body_bytes_max
         self.config["BODY_TIMEOUT"] = BODY_S
         self.config["RESPONSE_TIMEOUT"] = None
@@ -88,6 +95,7 @@ class App(QuartTrio):
 
     async def _depart(self, response: Response) -> Response:
         response.headers[REQUEST_ID] = g.request_id
+        await self._squeezer.squeeze(response)
         log.debug(
             "request.answered",
             method=request.method,
@@ -102,9 +110,17 @@ class App(QuartTrio):
 def create_app(deps: HttpDeps) -> App:
     """The application with all its routes."""
     app = App(deps)
-    JobRoutes(deps.service, app.holds).add_to(app)
-    OpsRoutes(deps).add_to(app)
-    EngineRoutes(deps.backends).add_to(app)
+    described = Document()
+    routes = [
+        *JobRoutes(deps.service, app.holds).routes(),
+        *EventRoutes(deps.service, app.holds).routes(),
+        *LookRoutes(deps.looks, app.holds).routes(),
+        *EngineRoutes(deps.backends).routes(),
+        *OpsRoutes(deps).routes(),
+        described.route(),
+    ]
+    described.describe(routes)
+    add_routes(app, routes)
     return app
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from prorld.http.auth import Auth
-from prorld.rollout.service import RolloutService
-from prorld.wire.ops import AddBackend, BackendInfo, BackendList, HandlerList, Ready, SandboxList, Status
+from prorld.rollout.service import LooksService, RolloutService
+from prorld.wire.ops import AddBackend, BackendInfo, BackendList, HandlerList, Ready, SandboxList, Status, TaskTree
 
 __all__ = ["BackendService", "HttpDeps"]
 
@@ -40,11 +40,13 @@ class HttpDeps:
     """Everything the routes ask."""
 
     service: RolloutService
+    looks: LooksService
     backends: BackendService
     handlers: Callable[[], HandlerList]
     sandboxes: Callable[[], SandboxList]
     ready: Callable[[], Ready]
     status: Callable[[], Status]
     metrics: Callable[[], bytes]
+    tasks: Callable[[], TaskTree]
     auth: Auth
     body_bytes_max: int = BODY_BYTES_MAX

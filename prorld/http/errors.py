@@ -30,6 +30,7 @@ from prorld.errors import (
     ProrldError,
     RequestError,
     TooLarge,
+    TooMany,
     Unauthorized,
     chain,
 )
@@ -42,7 +43,7 @@ log: FilteringBoundLogger = structlog.get_logger("prorld.http")
 
 
 class UnsupportedMedia(RequestError):
-    """A body that is not JSON by its own word."""
+    """A body that is neither JSON nor MessagePack by its own word."""
 
     code = "unsupported_media_type"
 
@@ -58,6 +59,7 @@ _STATUS: Final[tuple[tuple[type[ProrldError], int], ...]] = (
     (TooLarge, 413),
     (UnsupportedMedia, 415),
     (Impossible, 422),
+    (TooMany, 429),
     (Overloaded, 503),
     (RequestError, 400),
     (EngineBusy, 503),
@@ -116,7 +118,7 @@ def _ours(exc: ProrldError) -> Response | None:
     if status is None:
         return None
     headers: dict[str, str] = {}
-    if status == 503:
+    if status in (429, 503):
         headers["Retry-After"] = str(max(1, math.ceil(getattr(exc, "retry_after_s", 1.0))))
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"

@@ -1,43 +1,41 @@
-"""The routes of jobs: submit, look, wait, cancel, trajectory, events."""
+"""The routes of jobs: submit, look, wait, cancel, requeue, trajectory."""
 
 from __future__ import annotations
 
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
-from msgspec import Meta
-from quart import Quart, Response
+from msgspec import UNSET, Meta, UnsetType
+from quart import Response
 
 from prorld.domain.job import JobState
-from prorld.errors import BadRequest, NotFound
-from prorld.http.encode import answer
+from prorld.errors import NotFound
+from prorld.http.encode import answer, wants_msgpack
 from prorld.http.holds import Holds
-from prorld.http.incoming import NoParameters, body, caller, digest, query
+from prorld.http.incoming import NoParameters, digest, given
+from prorld.http.routing import Call, NoBody, Route
 from prorld.rollout.service import RolloutService
-from prorld.wire.jobs import CancelAnswer, CancelJob, CancelJobs, JobEvent, JobEventPage, SubmitJob
+from prorld.wire.jobs import CancelAnswer, CancelJob, CancelJobs, JobPage, JobRecord, RequeueJob, SubmitJob
+from prorld.wire.trajectory import PackedTrajectory, Trajectory
 
-__all__ = ["JobRoutes"]
-
-WaitSeconds = Annotated[float, Meta(ge=0, le=60)]
-
-
-class _Wait(msgspec.Struct, frozen=True, kw_only=True):
-    wait_s: WaitSeconds = 0.0
+__all__ = ["JobRoutes", "Wait"]
 
 
-class _Jobs(msgspec.Struct, frozen=True, kw_only=True):
-    state: JobState | None = None
-    handler: str | None = None
-    group_id: str | None = None
+class Wait(msgspec.Struct, frozen=True, kw_only=True):
+    """``wait_s`` holds the request until there is an end to tell of, at most so long."""
+
+    wait_s: Annotated[float, Meta(ge=0, le=60)] = 0.0
+
+
+class JobQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """Filters of a list; all that are given have to fit."""
+
+    state: JobState | UnsetType = UNSET
+    handler: Annotated[str, Meta(max_length=128)] | UnsetType = UNSET
+    group_id: Annotated[str, Meta(max_length=128)] | UnsetType = UNSET
     limit: Annotated[int, Meta(ge=1, le=500)] = 50
-    next: Annotated[str, Meta(max_length=512)] | None = None
-
-
-class _Events(msgspec.Struct, frozen=True, kw_only=True):
-    after: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
-    wait_s: WaitSeconds = 0.0
-    limit: Annotated[int, Meta(ge=1, le=1000)] = 1000
+    next: Annotated[str, Meta(pattern="^[0-9]{1,18}$")] | UnsetType = UNSET
 
 
 class JobRoutes:
@@ -47,76 +45,86 @@ class JobRoutes:
         self._service = service
         self._holds = holds
 
-    def add_to(self, app: Quart) -> None:
-        """Register the routes."""
-        add = app.add_url_rule
-        add("/v1/jobs", "submit_job", self._submit, methods=["POST"])
-        add("/v1/jobs", "list_jobs", self._list, methods=["GET"])
-        add("/v1/jobs/cancel", "cancel_jobs", self._cancel_many, methods=["POST"])
-        add("/v1/jobs/<job_id>", "get_job", self._get, methods=["GET"])
-        add("/v1/jobs/<job_id>/cancel", "cancel_job", self._cancel, methods=["POST"])
-        add("/v1/jobs/<job_id>/trajectory", "get_trajectory", self._trajectory, methods=["GET"])
-        add("/v1/jobs/<job_id>/events", "get_events", self._events, methods=["GET"])
+    def routes(self) -> list[Route[Any, Any]]:
+        """The rows."""
+        return [
+            Route(
+                method="POST", path="/v1/jobs", name="submit_job", summary="Hand in one rollout of one instance",
+                handler=self._submit, query=NoParameters, body=SubmitJob,
+                answers={201: JobRecord, 200: JobRecord}, errors=(409, 410, 422, 503),
+            ),
+            Route(
+                method="GET", path="/v1/jobs", name="list_jobs", summary="Jobs, newest first",
+                handler=self._list, query=JobQuery, body=NoBody, answers={200: JobPage},
+            ),
+            Route(
+                method="POST", path="/v1/jobs/cancel", name="cancel_jobs", summary="Begin the end of many jobs",
+                handler=self._cancel_many, query=NoParameters, body=CancelJobs,
+                answers={202: CancelAnswer}, errors=(404,),
+            ),
+            Route(
+                method="GET", path="/v1/jobs/<job_id>", name="get_job", summary="A job's record",
+                handler=self._get, query=Wait, body=NoBody, answers={200: JobRecord}, errors=(404, 410, 503),
+            ),
+            Route(
+                method="POST", path="/v1/jobs/<job_id>/cancel", name="cancel_job", summary="Begin the end of a job",
+                handler=self._cancel, query=NoParameters, body=CancelJob, optional_body=True,
+                answers={202: JobRecord}, errors=(404, 410),
+            ),
+            Route(
+                method="POST", path="/v1/jobs/<job_id>/requeue", name="requeue_job",
+                summary="Run an ended job again, as a new job", handler=self._requeue,
+                query=NoParameters, body=RequeueJob, optional_body=True,
+                answers={201: JobRecord, 200: JobRecord}, errors=(404, 409, 410, 422, 503),
+            ),
+            Route(
+                method="GET", path="/v1/jobs/<job_id>/trajectory", name="get_trajectory",
+                summary="The trajectory of a job that is done", handler=self._trajectory,
+                query=NoParameters, body=NoBody, answers={200: Trajectory}, packed=PackedTrajectory,
+                errors=(404, 409, 410),
+            ),
+        ]  # fmt: skip
 
-    async def _submit(self) -> Response:
-        query(NoParameters)
-        request = await body(SubmitJob)
-        record, is_new = await self._service.submit(request, caller().tenant, digest=await digest())
+    async def _submit(self, call: Call[NoParameters, SubmitJob]) -> Response:
+        record, is_new = await self._service.submit(call.body, call.caller.tenant, digest=await digest())
         return answer(record, 201 if is_new else 200)
 
-    async def _list(self) -> Response:
-        asked = query(_Jobs)
+    async def _list(self, call: Call[JobQuery, NoBody]) -> Response:
+        asked = call.query
         page = self._service.list(
-            caller().sees,
-            state=asked.state,
-            handler=asked.handler,
-            group_id=asked.group_id,
+            call.tenant,
+            state=given(asked.state),
+            handler=given(asked.handler),
+            group_id=given(asked.group_id),
             limit=asked.limit,
-            after=asked.next,
+            after=given(asked.next),
         )
         return answer(page)
 
-    async def _get(self, job_id: str) -> Response:
-        asked, tenant = query(_Wait), caller().sees
-        record = self._service.get(job_id, tenant)
-        if asked.wait_s and record.state is not JobState.DONE:
-            done = await self._holds.hold(asked.wait_s, partial(self._service.wait_done, job_id, tenant))
-            record = done or self._service.get(job_id, tenant)
+    async def _get(self, call: Call[Wait, NoBody]) -> Response:
+        job_id, wait_s = call.path["job_id"], call.query.wait_s
+        record = self._service.get(job_id, call.tenant)
+        if wait_s and record.state is not JobState.DONE:
+            done = await self._holds.hold(wait_s, partial(self._service.wait_done, job_id, call.tenant))
+            record = done or self._service.get(job_id, call.tenant)
         return answer(record)
 
-    async def _cancel(self, job_id: str) -> Response:
-        query(NoParameters)
-        asked = await body(CancelJob, optional=True)
-        return answer(self._service.cancel(job_id, caller().sees, asked.reason), 202)
+    async def _cancel(self, call: Call[NoParameters, CancelJob]) -> Response:
+        return answer(self._service.cancel(call.path["job_id"], call.tenant, call.body.reason), 202)
 
-    async def _cancel_many(self) -> Response:
-        query(NoParameters)
-        asked = await body(CancelJobs)
-        selectors = (asked.job_ids, asked.group_id, asked.batch_id)
-        if sum(selector is not None for selector in selectors) != 1:
-            message = "give exactly one of job_ids, group_id and batch_id"
-            raise BadRequest(message, code="invalid_field", details={"path": "$"})
-        if asked.batch_id is not None:
+    async def _cancel_many(self, call: Call[NoParameters, CancelJobs]) -> Response:
+        asked = call.body
+        if asked.batch_id is not UNSET:
             raise NotFound("there is no such batch", code="unknown_batch")
         cancelling = await self._service.cancel_many(
-            caller().sees, job_ids=asked.job_ids, group_id=asked.group_id, reason=asked.reason
+            call.tenant, job_ids=given(asked.job_ids), group_id=given(asked.group_id), reason=asked.reason
         )
         return answer(CancelAnswer(cancelling=cancelling), 202)
 
-    async def _trajectory(self, job_id: str) -> Response:
-        query(NoParameters)
-        return answer(self._service.trajectory(job_id, caller().sees))
+    async def _requeue(self, call: Call[NoParameters, RequeueJob]) -> Response:
+        record, is_new = await self._service.requeue(call.path["job_id"], call.tenant, call.body.job_id)
+        return answer(record, 201 if is_new else 200)
 
-    async def _events(self, job_id: str) -> Response:
-        asked, tenant = query(_Events), caller().sees
-        found = self._service.events(job_id, tenant, after=asked.after, limit=asked.limit)
-        if asked.wait_s and not found:
-            wait = partial(self._service.wait_event, job_id, tenant, after=asked.after)
-            await self._holds.hold(asked.wait_s, wait)
-            found = self._service.events(job_id, tenant, after=asked.after, limit=asked.limit)
-        return answer(_page(list(found), asked.limit))
-
-
-def _page(events: list[JobEvent], limit: int) -> JobEventPage:
-    full = len(events) == limit
-    return JobEventPage(items=events, next=str(events[-1].seq) if full else None)
+    async def _trajectory(self, call: Call[NoParameters, NoBody]) -> Response:
+        fetch = self._service.packed_trajectory if wants_msgpack() else self._service.trajectory
+        return answer(fetch(call.path["job_id"], call.tenant))

@@ -1,36 +1,39 @@
-"""The routes of operations: health, status, metrics, stages, sandboxes, draining; and those of the engines."""
+"""The routes of operations: health, status, metrics, stages, sandboxes, draining, the tree of tasks."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Any, Final
 
 import msgspec
-from msgspec import Meta
-from quart import Quart, Response
+from quart import Response
 
 from prorld.errors import RequestError
-from prorld.http.deps import BackendService, HttpDeps
-from prorld.http.encode import answer, empty, raw
-from prorld.http.incoming import NoParameters, body, caller, query
+from prorld.http.deps import HttpDeps
+from prorld.http.encode import answer, raw
+from prorld.http.incoming import AnyParameters, NoParameters
+from prorld.http.routing import Call, NoBody, Route
 from prorld.wire.ops import (
-    AddBackend,
     Condition,
     DrainAnswer,
     ErrorDetail,
+    HandlerList,
     Health,
     NotReady,
+    Ready,
+    SandboxList,
     SandboxRow,
+    Stages,
     StagesPatch,
+    Status,
+    TaskTree,
 )
 
-__all__ = ["EngineRoutes", "OpsRoutes"]
+__all__ = ["OpsRoutes"]
 
-_METRICS = "text/plain; version=0.0.4; charset=utf-8"
-_RETRY_AFTER_NOT_READY_S = 1
+Plain = Call[NoParameters, NoBody]
 
-
-class _Backends(msgspec.Struct, frozen=True, kw_only=True):
-    policy: Annotated[str, Meta(min_length=1, max_length=128)] | None = None
+_METRICS: Final = "text/plain; version=0.0.4; charset=utf-8"
+_RETRY_AFTER_NOT_READY_S: Final = 1
 
 
 class OpsRoutes:
@@ -39,24 +42,56 @@ class OpsRoutes:
     def __init__(self, deps: HttpDeps) -> None:
         self._deps = deps
 
-    def add_to(self, app: Quart) -> None:
-        """Register the routes."""
-        add = app.add_url_rule
-        add("/healthz", "healthz", self._healthz, methods=["GET"])
-        add("/readyz", "readyz", self._readyz, methods=["GET"])
-        add("/metrics", "metrics", self._metrics, methods=["GET"])
-        add("/v1/status", "status", self._status, methods=["GET"])
-        add("/v1/handlers", "handlers", self._handlers, methods=["GET"])
-        add("/v1/stages", "get_stages", self._stages, methods=["GET"])
-        add("/v1/stages", "patch_stages", self._set_stages, methods=["PATCH"])
-        add("/v1/sandboxes", "sandboxes", self._sandboxes, methods=["GET"])
-        add("/v1/drain", "drain", self._drain, methods=["POST"])
+    def routes(self) -> list[Route[Any, Any]]:
+        """The rows."""
+        return [
+            Route(
+                method="GET", path="/healthz", name="healthz", summary="Whether the process answers",
+                handler=self._healthz, query=AnyParameters, body=NoBody, answers={200: Health}, is_public=True,
+            ),
+            Route(
+                method="GET", path="/readyz", name="readyz", summary="Whether the daemon can take work",
+                handler=self._readyz, query=NoParameters, body=NoBody, answers={200: Ready, 503: NotReady},
+            ),
+            Route(
+                method="GET", path="/metrics", name="metrics", summary="Counters for Prometheus",
+                handler=self._metrics, query=AnyParameters, body=NoBody, answers={200: "text/plain"},
+            ),
+            Route(
+                method="GET", path="/v1/status", name="status", summary="What the daemon does now",
+                handler=self._status, query=NoParameters, body=NoBody, answers={200: Status},
+            ),
+            Route(
+                method="GET", path="/v1/handlers", name="handlers", summary="The kinds of task that are installed",
+                handler=self._handlers, query=NoParameters, body=NoBody, answers={200: HandlerList},
+            ),
+            Route(
+                method="GET", path="/v1/stages", name="get_stages", summary="How full the three stages are",
+                handler=self._stages, query=NoParameters, body=NoBody, answers={200: Stages},
+            ),
+            Route(
+                method="PATCH", path="/v1/stages", name="patch_stages", summary="Resize stages; 0 pauses one",
+                handler=self._set_stages, query=NoParameters, body=StagesPatch, answers={200: Stages}, is_admins=True,
+            ),
+            Route(
+                method="GET", path="/v1/sandboxes", name="sandboxes", summary="The sandboxes that live",
+                handler=self._sandboxes, query=NoParameters, body=NoBody, answers={200: SandboxList},
+            ),
+            Route(
+                method="POST", path="/v1/drain", name="drain", summary="Take no new jobs from now on",
+                handler=self._drain, query=NoParameters, body=NoBody, answers={202: DrainAnswer}, is_admins=True,
+            ),
+            Route(
+                method="GET", path="/v1/debug/tasks", name="debug_tasks",
+                summary="The tree of tasks with their names and ages", handler=self._tasks,
+                query=NoParameters, body=NoBody, answers={200: TaskTree}, is_admins=True,
+            ),
+        ]  # fmt: skip
 
-    async def _healthz(self) -> Response:
+    async def _healthz(self, call: Call[AnyParameters, NoBody]) -> Response:
         return answer(Health())
 
-    async def _readyz(self) -> Response:
-        query(NoParameters)
+    async def _readyz(self, call: Plain) -> Response:
         found = self._deps.ready()
         if found.ready:
             return answer(found)
@@ -64,30 +99,24 @@ class OpsRoutes:
         headers = {"Retry-After": str(_RETRY_AFTER_NOT_READY_S)}
         return answer(NotReady(ready=False, missing=found.missing, error=error), 503, headers=headers)
 
-    async def _metrics(self) -> Response:
+    async def _metrics(self, call: Call[AnyParameters, NoBody]) -> Response:
         return raw(self._deps.metrics(), _METRICS)
 
-    async def _status(self) -> Response:
-        query(NoParameters)
+    async def _status(self, call: Plain) -> Response:
         return answer(self._deps.status())
 
-    async def _handlers(self) -> Response:
-        query(NoParameters)
+    async def _handlers(self, call: Plain) -> Response:
         return answer(self._deps.handlers())
 
-    async def _stages(self) -> Response:
-        query(NoParameters)
+    async def _stages(self, call: Plain) -> Response:
         return answer(self._deps.service.stages())
 
-    async def _set_stages(self) -> Response:
-        query(NoParameters)
-        caller().must_be_admin()
-        return answer(self._deps.service.set_stages(await body(StagesPatch)))
+    async def _set_stages(self, call: Call[NoParameters, StagesPatch]) -> Response:
+        return answer(self._deps.service.set_stages(call.body))
 
-    async def _sandboxes(self) -> Response:
-        query(NoParameters)
+    async def _sandboxes(self, call: Plain) -> Response:
         found = self._deps.sandboxes()
-        tenant = caller().sees
+        tenant = call.tenant
         if tenant is not None:
             mine = [row for row in found.items if self._is_of(row, tenant)]
             found = msgspec.structs.replace(found, items=mine)
@@ -100,45 +129,12 @@ class OpsRoutes:
             return False
         return True
 
-    async def _drain(self) -> Response:
-        query(NoParameters)
-        caller().must_be_admin()
+    async def _tasks(self, call: Plain) -> Response:
+        return answer(self._deps.tasks())
+
+    async def _drain(self, call: Plain) -> Response:
         self._deps.service.drain()
         return answer(DrainAnswer(draining=self._deps.service.draining, jobs=self._deps.service.counts()), 202)
-
-
-class EngineRoutes:
-    """Engines over HTTP."""
-
-    def __init__(self, backends: BackendService) -> None:
-        self._backends = backends
-
-    def add_to(self, app: Quart) -> None:
-        """Register the routes."""
-        add = app.add_url_rule
-        add("/v1/backends", "list_backends", self._list, methods=["GET"])
-        add("/v1/backends", "add_backend", self._add, methods=["POST"])
-        add("/v1/backends/<backend_id>", "remove_backend", self._remove, methods=["DELETE"])
-        add("/v1/backends/<backend_id>/drain", "drain_backend", self._drain, methods=["POST"])
-
-    async def _list(self) -> Response:
-        return answer(self._backends.list(query(_Backends).policy))
-
-    async def _add(self) -> Response:
-        query(NoParameters)
-        caller().must_be_admin()
-        return answer(await self._backends.add(await body(AddBackend)), 201)
-
-    async def _remove(self, backend_id: str) -> Response:
-        query(NoParameters)
-        caller().must_be_admin()
-        await self._backends.remove(backend_id)
-        return empty()
-
-    async def _drain(self, backend_id: str) -> Response:
-        query(NoParameters)
-        caller().must_be_admin()
-        return answer(await self._backends.drain(backend_id), 202)
 
 
 def _words(missing: list[Condition]) -> str:

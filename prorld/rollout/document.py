@@ -2,45 +2,65 @@
 
 from __future__ import annotations
 
-from prorld.domain.outcome import Outcome, Verdict
+from collections.abc import Sequence
+from typing import Any
+
+from prorld.domain.branch import Branch
+from prorld.handlers.base import Grade
 from prorld.inference.session import ModelSession
 from prorld.rollout.entry import JobEntry, drift_of
-from prorld.wire.trajectory import StepReward, Trajectory, TrajectoryJob, branch_doc
+from prorld.wire.trajectory import (
+    PackedTrajectory,
+    StepReward,
+    Trajectory,
+    TrajectoryJob,
+    branch_doc,
+    packed_branch,
+)
 
 # Per token: an id, a log-probability and a mask byte. Per job and segment: measured object overhead, rounded up.
 TOKEN_BYTES = 9
 JOB_BYTES = 6000
 SEGMENT_BYTES = 700
+RESULT_BYTES = 500
 
 
 def trajectory(entry: JobEntry) -> Trajectory:
-    """The document; the job must be done."""
-    outcome, verdict = entry.outcome, entry.verdict
-    if outcome is None or verdict is None:
+    """The document with lists; the job must be done."""
+    return Trajectory(**_common(entry), branches=[branch_doc(branch) for branch in _branches(entry)])
+
+
+def packed_trajectory(entry: JobEntry) -> PackedTrajectory:
+    """The document with packed arrays; the job must be done."""
+    return PackedTrajectory(**_common(entry), branches=[packed_branch(branch) for branch in _branches(entry)])
+
+
+def _branches(entry: JobEntry) -> Sequence[Branch]:
+    return () if entry.session is None else entry.session.branches
+
+
+def _common(entry: JobEntry) -> dict[str, Any]:
+    """What both forms share."""
+    if entry.outcome is None or entry.verdict is None:
         raise AssertionError(f"{entry.spec.job_id} is not done")
-    return _document(entry, outcome, verdict, entry.session)
-
-
-def _document(entry: JobEntry, outcome: Outcome, verdict: Verdict, session: ModelSession | None) -> Trajectory:
-    record = entry.record()
+    record, session = entry.record(), entry.session
     fields = {name: getattr(record, name) for name in record.__struct_fields__}
-    return Trajectory(
-        job=TrajectoryJob(**fields, instance=entry.spec.instance),
-        tokenizer="" if session is None else session.tokenizer,
-        tools=[] if session is None else list(session.tools),
-        branches=[] if session is None else [branch_doc(branch) for branch in session.branches],
-        calls=[] if session is None else list(session.calls),
-        drift=drift_of(session),
-        reward=entry.reward,
-        step_rewards=_step_rewards(entry, session),
-        verdict=verdict,
-        outcome=outcome,
-    )
+    return {
+        "job": TrajectoryJob(**fields, instance=entry.spec.instance),
+        "tokenizer": "" if session is None else session.tokenizer,
+        "tools": [] if session is None else list(session.tools),
+        "calls": [] if session is None else list(session.calls),
+        "drift": drift_of(session),
+        "reward": entry.reward,
+        "step_rewards": step_rewards(entry.grade, session),
+        "verdict": entry.verdict,
+        "outcome": entry.outcome,
+    }
 
 
-def _step_rewards(entry: JobEntry, session: ModelSession | None) -> list[StepReward]:
+def step_rewards(grade: Grade | None, session: ModelSession | None) -> list[StepReward]:
     """A turn's reward sits on the last token the policy sampled in it; that of a turn without tokens has no place."""
-    if entry.grade is None or session is None:
+    if grade is None or session is None:
         return []
     last: dict[int, tuple[int, int]] = {}
     for branch in session.branches:
@@ -49,7 +69,7 @@ def _step_rewards(entry: JobEntry, session: ModelSession | None) -> list[StepRew
                 last[session.calls[segment.calls[-1]].turn] = (branch.index, segment.end - 1)
     return [
         StepReward(branch=last[turn][0], index=last[turn][1], reward=reward)
-        for turn, reward in entry.grade.step_rewards
+        for turn, reward in grade.step_rewards
         if turn in last
     ]
 
@@ -57,6 +77,8 @@ def _step_rewards(entry: JobEntry, session: ModelSession | None) -> list[StepRew
 def kept_bytes(entry: JobEntry) -> int:
     """About how much memory an ended job takes."""
     size = JOB_BYTES + entry.request_bytes
+    if entry.result is not None:
+        size += RESULT_BYTES + 4 * len(entry.result.answer or "")
     if entry.session is not None:
         for branch in entry.session.branches:
             size += TOKEN_BYTES * len(branch)

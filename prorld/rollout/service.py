@@ -9,11 +9,58 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from prorld.domain.job import JobState
-from prorld.wire.jobs import JobEvent, JobPage, JobRecord, SubmitJob
+from prorld.wire.events import Event, JobEvent
+from prorld.wire.jobs import JobPage, JobRecord, SubmitJob
+from prorld.wire.looks import ReevaluateJob, Reevaluation, ReevaluationPage, VerifyAnswer
 from prorld.wire.ops import Stages, StagesPatch
-from prorld.wire.trajectory import Trajectory
+from prorld.wire.trajectory import PackedTrajectory, Trajectory
 
-__all__ = ["RolloutService"]
+__all__ = ["FeedService", "LooksService", "RolloutService"]
+
+
+class FeedService(Protocol):
+    """The events of everything that a tenant may see."""
+
+    @property
+    def last(self) -> int:
+        """The highest sequence number so far; 0 before the first event."""
+        ...
+
+    def after(self, seq: int, limit: int, tenant: str | None) -> tuple[Sequence[Event], int]:
+        """What may be seen after a number, and the number up to which that is everything."""
+        ...
+
+    async def wait_after(self, seq: int, tenant: str | None) -> None:
+        """Wait until ``after`` has something to give. The caller's scope bounds the wait."""
+        ...
+
+
+class LooksService(Protocol):
+    """Second looks at ended jobs."""
+
+    async def verify(self, job_id: str, tenant: str | None) -> VerifyAnswer:
+        """Whether a stored rollout is sound; ``Conflict`` while the job runs."""
+        ...
+
+    async def reevaluate(self, job_id: str, tenant: str | None, request: ReevaluateJob) -> Reevaluation:
+        """Score a stored rollout again, into a record of its own; ``Conflict`` where nothing can be scored."""
+        ...
+
+    def reevaluations(self, job_id: str, tenant: str | None) -> ReevaluationPage:
+        """All that are kept of a job, newest first."""
+        ...
+
+    def reevaluation(self, job_id: str, tenant: str | None, n: int) -> Reevaluation:
+        """One of them now; ``NotFound`` or ``Forgotten``."""
+        ...
+
+    async def wait_reevaluation(self, job_id: str, tenant: str | None, n: int) -> Reevaluation:
+        """The record once it has ended. The caller's scope bounds the wait."""
+        ...
+
+    def cancel_reevaluation(self, job_id: str, tenant: str | None, n: int, reason: str) -> Reevaluation:
+        """Begin its end; one that has ended stays as it is."""
+        ...
 
 
 class RolloutService(Protocol):
@@ -26,6 +73,10 @@ class RolloutService(Protocol):
         Raises ``Overloaded`` (full or draining, nothing accepted), ``Conflict``, ``Forgotten``, ``Impossible``,
         ``BadRequest``.
         """
+        ...
+
+    async def requeue(self, job_id: str, tenant: str | None, new_id: str | None) -> tuple[JobRecord, bool]:
+        """Accept the same job once more, as ``submit``; ``Conflict`` where it lives or its group has ended."""
         ...
 
     def get(self, job_id: str, tenant: str | None) -> JobRecord:
@@ -63,12 +114,25 @@ class RolloutService(Protocol):
         """The trajectory of a job that is done; ``Conflict`` while it runs."""
         ...
 
+    def packed_trajectory(self, job_id: str, tenant: str | None) -> PackedTrajectory:
+        """The same with packed arrays."""
+        ...
+
     def events(self, job_id: str, tenant: str | None, *, after: int = 0, limit: int = 1000) -> Sequence[JobEvent]:
         """The job's events with a higher sequence number."""
         ...
 
+    def newest_event(self, job_id: str, tenant: str | None) -> int:
+        """The highest sequence number of the job's events so far."""
+        ...
+
     async def wait_event(self, job_id: str, tenant: str | None, *, after: int) -> None:
         """Wait until the job has an event with a higher number, or is done. The caller's scope bounds the wait."""
+        ...
+
+    @property
+    def feed(self) -> FeedService:
+        """The events of all jobs, and of the daemon."""
         ...
 
     def stages(self) -> Stages:

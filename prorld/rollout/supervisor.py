@@ -10,7 +10,8 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -18,18 +19,20 @@ import structlog
 import trio
 
 from prorld.domain.job import JobSpec, JobState
-from prorld.domain.outcome import OutcomeKind
-from prorld.errors import BadRequest, Conflict, Forgotten, Impossible, NotFound, Overloaded, RequestError
+from prorld.domain.outcome import STAGES, OutcomeKind
+from prorld.errors import Conflict, Impossible, Overloaded, RequestError
 from prorld.handlers.registry import Registry, accept
 from prorld.kit.cleanup import shielded
 from prorld.kit.mailbox import Mailbox, MailboxClosed, Reply
-from prorld.rollout.document import kept_bytes, trajectory
+from prorld.rollout.book import Book
+from prorld.rollout.document import packed_trajectory, trajectory
 from prorld.rollout.entry import JobEntry
+from prorld.rollout.events import Feed
 from prorld.rollout.life import World, live
-from prorld.store.memory import MemoryStore
-from prorld.wire.jobs import JobEvent, JobPage, JobRecord, SubmitJob
+from prorld.wire.events import JobEvent
+from prorld.wire.jobs import JobPage, JobRecord, SubmitJob
 from prorld.wire.ops import Stages, StagesPatch
-from prorld.wire.trajectory import Trajectory
+from prorld.wire.trajectory import PackedTrajectory, Trajectory
 
 __all__ = ["Accepted", "Supervisor", "SupervisorLimits"]
 
@@ -66,6 +69,7 @@ class Submit(msgspec.Struct, frozen=True):
     tenant: str
     digest: str
     size_bytes: int
+    requeued_from: str | None
     reply: Reply[Accepted]
 
 
@@ -84,11 +88,8 @@ class Supervisor:
         self._policies = frozenset(policies)
         self._limits = limits
         self._mailbox: Mailbox[Submit | Ping] = Mailbox("supervisor", limits.mailbox_size)
-        self._live: dict[str, JobEntry] = {}
-        self._ended: MemoryStore[JobEntry] = MemoryStore(
-            count_max=limits.results_max_count, bytes_max=limits.results_max_bytes
-        )
-        self._tenants_of: dict[str, list[str]] = {}
+        self._book = Book(count_max=limits.results_max_count, bytes_max=limits.results_max_bytes)
+        self._feed = Feed(world.clock)
         self._outcomes: Counter[str] = Counter()
         self._serial = 0
         self._draining = False
@@ -124,9 +125,19 @@ class Supervisor:
         body = msgspec.json.encode(request, order="deterministic")
         words = digest or hashlib.sha256(body).hexdigest()
 
-        def message(reply: Reply[Accepted]) -> Submit:
-            return Submit(request, tenant, words, len(body), reply)
+        return await self._ask(partial(Submit, request, tenant, words, len(body), None))
 
+    async def requeue(self, job_id: str, tenant: str | None, new_id: str | None) -> tuple[JobRecord, bool]:
+        """Accept the same job once more, under a new id and for the same tenant."""
+        old = self._book.find(job_id, tenant).spec
+        fields: dict[str, Any] = {name: getattr(old, name) for name in SubmitJob.__struct_fields__}
+        fields["job_id"] = new_id
+        request = SubmitJob(**fields)
+        body = msgspec.json.encode(request, order="deterministic")
+        words = hashlib.sha256(f"requeued from {job_id}\n".encode() + body).hexdigest()
+        return await self._ask(partial(Submit, request, old.tenant, words, len(body), job_id))
+
+    async def _ask(self, message: Callable[[Reply[Accepted]], Submit]) -> tuple[JobRecord, bool]:
         try:
             accepted = await self._mailbox.ask(message)
         except MailboxClosed as exc:
@@ -137,28 +148,39 @@ class Supervisor:
     def _accept(self, message: Submit, nursery: trio.Nursery) -> Accepted:
         request, tenant = message.request, message.tenant
         if request.job_id is not None:
-            known = self._known(request.job_id, tenant)
+            known = self._book.known(request.job_id, tenant)
             if known is not None and known.digest != message.digest:
                 raise Conflict(f"job {request.job_id} exists with another body", code="job_exists")
             if known is not None:
                 return Accepted(known.record(), is_new=False)
+        if message.requeued_from is not None:
+            self._must_be_over(message.requeued_from, tenant)
         if self._draining:
             raise self._refuse_draining()
-        if len(self._live) >= self._limits.jobs_max:
-            raise Overloaded(f"{len(self._live)} jobs are accepted already", retry_after_s=RETRY_AFTER_FULL_S)
-        entry = self._entry(message, self._spec(request, tenant))
-        self._live[_key(tenant, entry.spec.job_id)] = entry
-        self._tenants_of.setdefault(entry.spec.job_id, []).append(tenant)
+        if self._book.live_count >= self._limits.jobs_max:
+            raise Overloaded(f"{self._book.live_count} jobs are accepted already", retry_after_s=RETRY_AFTER_FULL_S)
+        entry = self._entry(message, self._spec(message))
+        self._book.add(entry)
         self._idle = trio.Event() if self._idle.is_set() else self._idle
         nursery.start_soon(live, entry, self._world, self._tell, name=f"job {entry.spec.job_id}")
         self._world.metrics.job_accepted(entry.spec.handler)
         log.info("job.queued", job_id=entry.spec.job_id, handler=entry.spec.handler, tenant=tenant)
         return Accepted(entry.record(), is_new=True)
 
+    def _must_be_over(self, job_id: str, tenant: str) -> None:
+        """``Conflict`` where a job can't be requeued: it lives, or the baseline of its group is settled."""
+        entry = self._book.find(job_id, tenant)
+        if entry.state is not JobState.DONE:
+            raise Conflict(f"job {job_id} is {entry.state}; it can be requeued when it is done", code="not_done")
+        group = entry.spec.group_id
+        if group is not None and not any(other.spec.group_id == group for other in self._book.live(tenant)):
+            raise Conflict(f"job {job_id} is of group {group}, and that has ended", code="group_ended")
+
     def _refuse_draining(self) -> Overloaded:
         return Overloaded("the daemon is draining", retry_after_s=RETRY_AFTER_DRAIN_S, code="draining")
 
-    def _spec(self, request: SubmitJob, tenant: str) -> JobSpec:
+    def _spec(self, message: Submit) -> JobSpec:
+        request = message.request
         if request.policy not in self._policies:
             raise Impossible(f"there is no policy {request.policy!r}", code="unknown_policy")
         if request.callback_url is not None:
@@ -169,7 +191,7 @@ class Supervisor:
         fields: dict[str, Any] = {name: getattr(request, name) for name in request.__struct_fields__}
         fields["job_id"] = request.job_id or f"j-{secrets.token_hex(8)}"
         fields["handler"] = self._handlers.select(request.handler, request.instance).name
-        return JobSpec(**fields, tenant=tenant)
+        return JobSpec(**fields, tenant=message.tenant, requeued_from=message.requeued_from)
 
     def _entry(self, message: Submit, spec: JobSpec) -> JobEntry:
         handler = self._handlers.get(spec.handler)
@@ -182,53 +204,34 @@ class Supervisor:
             digest=message.digest,
             size_bytes=message.size_bytes,
             clock=self._world.clock,
+            tell=partial(self._feed.of_job, spec.tenant, spec.job_id),
         )
 
     def _tell(self, entry: JobEntry) -> None:
         """The end of a job: out of the living, into the store, one canonical line in the log."""
-        key = _key(entry.spec.tenant, entry.spec.job_id)
-        del self._live[key]
-        for lost in self._ended.put(key, entry, kept_bytes(entry)):
-            self._forget_tenant(lost)
+        self._book.end(entry)
         record = entry.record()
         if record.outcome is not None and record.verdict is not None:
             kind = record.outcome.kind.value
             self._outcomes[kind] += 1
             self._world.metrics.job_ended(record.handler, outcome=kind, verdict=record.verdict.value)
-        if not self._live:
+        if not self._book.live_count:
             self._idle.set()
         log.info("job.done", **_canonical(record))
 
-    def _forget_tenant(self, key: str) -> None:
-        tenant, _, job_id = key.partition("\0")
-        tenants = self._tenants_of[job_id]
-        tenants.remove(tenant)
-        if not tenants:
-            del self._tenants_of[job_id]
-
     # --- the book ---------------------------------------------------------------------------------------------------
 
-    def _known(self, job_id: str, tenant: str) -> JobEntry | None:
-        key = _key(tenant, job_id)
-        if self._ended.forgot(key):
-            raise Forgotten(f"job {job_id} has ended and is forgotten")
-        return self._live.get(key) or self._ended.get(key)
-
-    def _find(self, job_id: str, tenant: str | None) -> JobEntry:
-        tenants = self._tenants_of.get(job_id, []) if tenant is None else [tenant]
-        for candidate in reversed(tenants):
-            entry = self._known(job_id, candidate)
-            if entry is not None:
-                return entry
-        raise NotFound(f"there is no job {job_id}", code="unknown_job")
+    def find(self, job_id: str, tenant: str | None) -> JobEntry:
+        """A job, for the rest of the room; ``NotFound`` or ``Forgotten``."""
+        return self._book.find(job_id, tenant)
 
     def get(self, job_id: str, tenant: str | None) -> JobRecord:
         """A job's record now."""
-        return self._find(job_id, tenant).record()
+        return self._book.find(job_id, tenant).record()
 
     async def wait_done(self, job_id: str, tenant: str | None) -> JobRecord:
         """The record once the job is done."""
-        entry = self._find(job_id, tenant)
+        entry = self._book.find(job_id, tenant)
         await entry.done.wait()
         return entry.record()
 
@@ -242,44 +245,47 @@ class Supervisor:
         limit: int = 50,
         after: str | None = None,
     ) -> JobPage:
-        """Jobs, newest first. ``after`` is the serial number a page ended with."""
-        before = _serial_of(after)
-        everything = sorted([*self._live.values(), *self._ended.newest_first()], key=lambda e: -e.serial)
-        found = [
-            entry
-            for entry in everything
-            if (tenant is None or entry.spec.tenant == tenant)
-            and (before is None or entry.serial < before)
-            and (state is None or entry.state is state)
-            and (handler is None or entry.spec.handler == handler)
-            and (group_id is None or entry.spec.group_id == group_id)
-        ]
-        page = found[:limit]
-        more = str(page[-1].serial) if len(found) > limit else None
-        return JobPage(items=[entry.record() for entry in page], next=more)
+        """Jobs, newest first. ``after`` is the ``next`` of the page before."""
+        return self._book.page(tenant, state=state, handler=handler, group_id=group_id, limit=limit, after=after)
 
     def trajectory(self, job_id: str, tenant: str | None) -> Trajectory:
         """The trajectory of a job that is done."""
-        entry = self._find(job_id, tenant)
+        return trajectory(self._ended(job_id, tenant))
+
+    def packed_trajectory(self, job_id: str, tenant: str | None) -> PackedTrajectory:
+        """The same with packed arrays."""
+        return packed_trajectory(self._ended(job_id, tenant))
+
+    def _ended(self, job_id: str, tenant: str | None) -> JobEntry:
+        entry = self._book.find(job_id, tenant)
         if entry.state is not JobState.DONE:
             raise Conflict(f"job {job_id} is {entry.state}; its trajectory is there when it is done", code="not_done")
-        return trajectory(entry)
+        return entry
 
     def events(self, job_id: str, tenant: str | None, *, after: int = 0, limit: int = 1000) -> Sequence[JobEvent]:
         """The job's events with a higher sequence number."""
-        return self._find(job_id, tenant).events.after(after, limit)
+        return self._book.find(job_id, tenant).events.after(after, limit)
+
+    def newest_event(self, job_id: str, tenant: str | None) -> int:
+        """The highest sequence number of the job's events so far."""
+        return self._book.find(job_id, tenant).events.last
 
     async def wait_event(self, job_id: str, tenant: str | None, *, after: int) -> None:
         """Wait until the job has an event with a higher number, or is done."""
-        entry = self._find(job_id, tenant)
+        entry = self._book.find(job_id, tenant)
         if entry.state is not JobState.DONE:
             await entry.events.wait_after(after)
+
+    @property
+    def feed(self) -> Feed:
+        """The events of all jobs, and of the daemon."""
+        return self._feed
 
     # --- the end ----------------------------------------------------------------------------------------------------
 
     def cancel(self, job_id: str, tenant: str | None, reason: str) -> JobRecord:
         """Begin the end of a job."""
-        entry = self._find(job_id, tenant)
+        entry = self._book.find(job_id, tenant)
         _cancel(entry, reason)
         return entry.record()
 
@@ -290,10 +296,8 @@ class Supervisor:
         wanted = None if job_ids is None else frozenset(job_ids)
         chosen = [
             entry
-            for entry in self._live.values()
-            if (tenant is None or entry.spec.tenant == tenant)
-            and (wanted is None or entry.spec.job_id in wanted)
-            and (group_id is None or entry.spec.group_id == group_id)
+            for entry in self._book.live(tenant)
+            if (wanted is None or entry.spec.job_id in wanted) and (group_id is None or entry.spec.group_id == group_id)
         ]
         for entry in chosen:
             entry.cancel_reason = entry.cancel_reason or reason
@@ -307,7 +311,9 @@ class Supervisor:
 
     def drain(self) -> None:
         """Refuse new jobs from now on; those accepted go on."""
-        self._draining = True
+        if not self._draining:
+            self._draining = True
+            self._feed.of_daemon("daemon.draining", jobs=self._book.live_count)
 
     @property
     def draining(self) -> bool:
@@ -316,7 +322,7 @@ class Supervisor:
 
     async def wait_idle(self) -> None:
         """Wait until no accepted job is left."""
-        while self._live:
+        while self._book.live_count:
             await self._idle.wait()
         await trio.lowlevel.checkpoint()
 
@@ -329,12 +335,16 @@ class Supervisor:
     def set_stages(self, patch: StagesPatch) -> Stages:
         """Resize gates."""
         self._world.gates.resize(patch)
-        return self.stages()
+        stages = self.stages()
+        self._feed.of_daemon("stages.resized", **{stage: getattr(stages, stage).workers for stage in STAGES})
+        return stages
 
     def counts(self) -> dict[str, int]:
         """Jobs by state; ended ones that are forgotten are not counted."""
-        states = Counter(entry.state.value for entry in self._live.values())
-        return {state.value: states.get(state.value, 0) for state in JobState} | {JobState.DONE.value: len(self._ended)}
+        states = Counter(entry.state.value for entry in self._book.live())
+        return {state.value: states.get(state.value, 0) for state in JobState} | {
+            JobState.DONE.value: self._book.ended_count
+        }
 
     def outcomes(self) -> dict[str, int]:
         """Ended jobs by outcome since the start."""
@@ -342,23 +352,11 @@ class Supervisor:
 
     def results_share(self) -> float:
         """How much of the memory for ended jobs is used, 1.0 being its bound."""
-        return self._ended.bytes_kept / self._limits.results_max_bytes
+        return self._book.ended_share
 
     def mailbox_used(self) -> int:
         """Submits that wait to be looked at."""
         return self._mailbox.statistics().used
-
-
-def _serial_of(cursor: str | None) -> int | None:
-    if cursor is None:
-        return None
-    if not (cursor.isascii() and cursor.isdigit() and len(cursor) < 20):
-        raise BadRequest("next is not one that this daemon gave", code="bad_cursor", details={"path": "next"})
-    return int(cursor)
-
-
-def _key(tenant: str, job_id: str) -> str:
-    return f"{tenant}\0{job_id}"
 
 
 def _cancel(entry: JobEntry, reason: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from prorld.domain.branch import VersionSpan
 from prorld.domain.ids import CLIENT_ID_PATTERN
@@ -17,10 +17,9 @@ __all__ = [
     "CancelJob",
     "CancelJobs",
     "Drift",
-    "JobEvent",
-    "JobEventPage",
     "JobPage",
     "JobRecord",
+    "RequeueJob",
     "SubmitJob",
     "VersionSpan",
 ]
@@ -58,10 +57,14 @@ class CancelJob(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 class CancelJobs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """``POST /v1/jobs/cancel``: exactly one of the three selectors."""
 
-    job_ids: Annotated[list[str], Meta(max_length=10_000)] | None = None
-    group_id: str | None = None
-    batch_id: str | None = None
+    job_ids: Annotated[list[str], Meta(max_length=10_000)] | UnsetType = UNSET
+    group_id: str | UnsetType = UNSET
+    batch_id: str | UnsetType = UNSET
     reason: Annotated[str, Meta(max_length=500)] = "cancelled by the client"
+
+    def __post_init__(self) -> None:
+        if sum(selector is not UNSET for selector in (self.job_ids, self.group_id, self.batch_id)) != 1:
+            raise ValueError("give exactly one of job_ids, group_id and batch_id")
 
 
 class CancelAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,6 +105,7 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     group_id: str | None = None
     sample_index: int = 0
     metadata: dict[str, Any] = {}
+    requeued_from: str | None = None
     created_at: str
     ended_at: str | None = None
 
@@ -113,17 +117,7 @@ class JobPage(msgspec.Struct, frozen=True, kw_only=True):
     next: str | None = None
 
 
-class JobEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """One numbered event of a job: ``job.queued``, ``job.stage``, ``job.turn``, ``job.attempt``, ``job.done``."""
+class RequeueJob(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``POST /v1/jobs/{id}/requeue``: the id of the new job; with one the call may be repeated."""
 
-    seq: int
-    event: str
-    at: str
-    data: dict[str, Any] = {}
-
-
-class JobEventPage(msgspec.Struct, frozen=True, kw_only=True):
-    """Events of a job in order; ``next`` is the ``after`` of the following page where the limit cut this one."""
-
-    items: list[JobEvent]
-    next: str | None = None
+    job_id: ClientId | None = None

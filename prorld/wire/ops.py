@@ -146,6 +146,7 @@ class HandlerInfo(msgspec.Struct, frozen=True, kw_only=True):
     version: str
     origin: str
     data_sources: list[str] = []
+    tools: list[str] = []
     instance_schema: dict[str, Any] | None = None
     error: str | None = None
 

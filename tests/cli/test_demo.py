@@ -12,7 +12,7 @@ from prorld.cli.output import Style
 from prorld.domain.ids import is_client_id
 from prorld.domain.job import JobState
 from prorld.domain.outcome import Outcome, OutcomeKind
-from prorld.wire.jobs import JobEvent
+from prorld.wire.events import JobEvent
 
 
 def test_the_plan_mixes_what_is_installed():

@@ -13,15 +13,19 @@ import h11
 import msgspec
 import trio
 
-from prorld.domain.branch import VersionSpan
+from prorld.domain.branch import Branch, VersionSpan
 from prorld.domain.job import JobState, Timing
 from prorld.domain.outcome import Outcome, OutcomeKind, Verdict
-from prorld.errors import BackendError, Conflict, NotFound, Overloaded
+from prorld.errors import BackendError, Conflict, NotFound, Overloaded, TooMany
 from prorld.http.app import App, create_app
 from prorld.http.auth import ADMIN_TENANT, Auth, Role, TokenBook, TokenEntry
 from prorld.http.deps import HttpDeps
 from prorld.http.serve import HttpServer, run_http
-from prorld.wire.jobs import Drift, JobEvent, JobPage, JobRecord, SubmitJob
+from prorld.rollout.clock import SystemClock
+from prorld.rollout.events import Feed
+from prorld.wire.events import JobEvent
+from prorld.wire.jobs import Drift, JobPage, JobRecord, SubmitJob
+from prorld.wire.looks import ReevaluateJob, Reevaluation, ReevaluationPage, ReevaluationState, VerifyAnswer
 from prorld.wire.ops import (
     AddBackend,
     BackendInfo,
@@ -37,8 +41,16 @@ from prorld.wire.ops import (
     StagesPatch,
     StageStatus,
     Status,
+    TaskNode,
+    TaskTree,
 )
-from prorld.wire.trajectory import BranchDoc, Trajectory, TrajectoryJob
+from prorld.wire.trajectory import (
+    PackedTrajectory,
+    Trajectory,
+    TrajectoryJob,
+    branch_doc,
+    packed_branch,
+)
 
 ADMIN = "admin-token-0123456789"
 ALICE = "alice-token-0123456789"
@@ -62,8 +74,9 @@ def book() -> TokenBook:
 class Job:
     """A job that does nothing until the test ends it."""
 
-    def __init__(self, request: SubmitJob, job_id: str, tenant: str, digest: str | None) -> None:
+    def __init__(self, request: SubmitJob, job_id: str, tenant: str, digest: str | None, feed: Feed) -> None:
         self.request = request
+        self.tell_all = partial(feed.of_job, tenant, job_id)
         self.digest = digest
         self.done = trio.Event()
         self.news = trio.Event()
@@ -82,6 +95,7 @@ class Job:
 
     def tell(self, what: str) -> None:
         self.events.append(JobEvent(seq=len(self.events) + 1, event=what, at=AT))
+        self.tell_all(self.events[-1])
         self.news.set()
         self.news = trio.Event()
 
@@ -107,6 +121,7 @@ class FakeService:
         self.sizes = {"init": 2, "run": 4, "eval": 2}
         self.raises: Exception | ExceptionGroup[Exception] | None = None
         self.tokens = 8
+        self.feed = Feed(SystemClock())
 
     def find(self, job_id: str, tenant: str | None) -> Job:
         if self.raises is not None:
@@ -126,7 +141,7 @@ class FakeService:
             if known.digest != digest:
                 raise Conflict(f"job {job_id} exists with another body", code="job_exists")
             return known.record, False
-        job = self.jobs[tenant, job_id] = Job(request, job_id, tenant, digest)
+        job = self.jobs[tenant, job_id] = Job(request, job_id, tenant, digest, self.feed)
         return job.record, True
 
     def get(self, job_id: str, tenant: str | None) -> JobRecord:
@@ -185,37 +200,51 @@ class FakeService:
             job.finish(OutcomeKind.CANCELLED)
         return len(chosen)
 
-    def trajectory(self, job_id: str, tenant: str | None) -> Trajectory:
+    def document(self, job_id: str, tenant: str | None) -> dict[str, Any]:
+        """What both forms of a trajectory share."""
         job = self.find(job_id, tenant)
         if not job.done.is_set():
             raise Conflict("not done", code="not_done")
         record = job.record
         fields = {name: getattr(record, name) for name in record.__struct_fields__}
-        n = self.tokens
-        return Trajectory(
-            job=TrajectoryJob(**fields, instance=job.request.instance),
-            tokenizer="fake",
-            tools=[],
-            branches=[
-                BranchDoc(
-                    branch=0,
-                    parent=None,
-                    fork_at=None,
-                    reason=None,
-                    token_ids=list(range(n)),
-                    mask=[1] * n,
-                    logprobs=[-0.123456789 * (i % 7) for i in range(n)],
-                    policy_versions=[VersionSpan(start=0, end=n, epoch=0, version=0)],
-                    segments=[],
-                )
-            ],
-            calls=[],
-            drift=Drift(),
-            reward=record.reward,
-            step_rewards=[],
-            verdict=Verdict.USE,
-            outcome=Outcome(kind=OutcomeKind.OK),
+        return {
+            "job": TrajectoryJob(**fields, instance=job.request.instance),
+            "tokenizer": "fake",
+            "tools": [],
+            "calls": [],
+            "drift": Drift(),
+            "reward": record.reward,
+            "step_rewards": [],
+            "verdict": Verdict.USE,
+            "outcome": Outcome(kind=OutcomeKind.OK),
+        }
+
+    def branch(self) -> Branch:
+        """One that the policy sampled whole."""
+        n, branch = self.tokens, Branch()
+        branch.append_sampled(
+            range(n),
+            [-0.123456789 * (i % 7) for i in range(n)],
+            [VersionSpan(start=0, end=n, epoch=0, version=0)],
+            calls=[0],
+            message=None,
+            finish_reason="stop",
         )
+        return branch
+
+    def trajectory(self, job_id: str, tenant: str | None) -> Trajectory:
+        return Trajectory(**self.document(job_id, tenant), branches=[branch_doc(self.branch())])
+
+    def packed_trajectory(self, job_id: str, tenant: str | None) -> PackedTrajectory:
+        return PackedTrajectory(**self.document(job_id, tenant), branches=[packed_branch(self.branch())])
+
+    async def requeue(self, job_id: str, tenant: str | None, new_id: str | None) -> tuple[JobRecord, bool]:
+        old = self.find(job_id, tenant)
+        new = msgspec.structs.replace(old.request, job_id=new_id)
+        return await self.submit(new, old.record.tenant, digest=f"requeued from {job_id}")
+
+    def newest_event(self, job_id: str, tenant: str | None) -> int:
+        return self.find(job_id, tenant).events[-1].seq
 
     def events(self, job_id: str, tenant: str | None, *, after: int = 0, limit: int = 1000) -> Sequence[JobEvent]:
         return self.find(job_id, tenant).events[after : after + limit]
@@ -246,6 +275,66 @@ class FakeService:
     async def wait_idle(self) -> None:
         for job in self.jobs.values():
             await job.done.wait()
+
+
+class FakeLooks:
+    """Every rollout is sound, and a reevaluation ends when the test says so."""
+
+    def __init__(self, service: FakeService) -> None:
+        self.service = service
+        self.records: dict[str, list[Reevaluation]] = {}
+        self.done = trio.Event()
+
+    async def verify(self, job_id: str, tenant: str | None) -> VerifyAnswer:
+        await trio.lowlevel.checkpoint()
+        self.service.find(job_id, tenant)
+        return VerifyAnswer(
+            job_id=job_id,
+            ok=True,
+            result="ok",
+            violations=[],
+            unverifiable=[],
+            branches=1,
+            calls=1,
+            tokens=8,
+            sampled=8,
+        )
+
+    async def reevaluate(self, job_id: str, tenant: str | None, request: ReevaluateJob) -> Reevaluation:
+        await trio.lowlevel.checkpoint()
+        job, known = self.service.find(job_id, tenant), self.records.setdefault(job_id, [])
+        if len(known) >= 3:
+            raise TooMany("three are enough", retry_after_s=2.5)
+        known.append(
+            Reevaluation(
+                n=len(known) + 1,
+                job_id=job_id,
+                tenant=job.record.tenant,
+                state=ReevaluationState.QUEUED,
+                reason=request.reason,
+                created_at=AT,
+            )
+        )
+        return known[-1]
+
+    def reevaluations(self, job_id: str, tenant: str | None) -> ReevaluationPage:
+        self.service.find(job_id, tenant)
+        return ReevaluationPage(items=self.records.get(job_id, [])[::-1])
+
+    def reevaluation(self, job_id: str, tenant: str | None, n: int) -> Reevaluation:
+        for record in self.reevaluations(job_id, tenant).items:
+            if record.n == n:
+                state = ReevaluationState.DONE if self.done.is_set() else record.state
+                return msgspec.structs.replace(record, state=state)
+        raise NotFound("no such reevaluation", code="unknown_reevaluation")
+
+    async def wait_reevaluation(self, job_id: str, tenant: str | None, n: int) -> Reevaluation:
+        await self.done.wait()
+        return self.reevaluation(job_id, tenant, n)
+
+    def cancel_reevaluation(self, job_id: str, tenant: str | None, n: int, reason: str) -> Reevaluation:
+        self.done.set()
+        return self.reevaluation(job_id, tenant, n)
 
 
 class FakeBackends:
@@ -292,18 +381,21 @@ class World:
     def __init__(self, *, auth: Auth | None = None, body_bytes_max: int = 1 << 20) -> None:
         self.clients: list[Client] = []
         self.service = FakeService()
+        self.looks = FakeLooks(self.service)
         self.backends = FakeBackends()
         self.missing: list[Condition] = []
         self.sandboxes: list[SandboxRow] = []
         self.app: App = create_app(
             HttpDeps(
                 service=self.service,
+                looks=self.looks,
                 backends=self.backends,
                 handlers=lambda: HandlerList(items=[HandlerInfo(name="fake", version="1", origin="tests")]),
                 sandboxes=lambda: SandboxList(items=self.sandboxes),
                 ready=lambda: Ready(ready=not self.missing, missing=self.missing),
                 status=self._status,
                 metrics=lambda: b"# HELP x y\nx 1\n",
+                tasks=lambda: TaskTree(tasks=1, root=TaskNode(name="root", age_s=1.0, waits_at="")),
                 auth=auth or book(),
                 body_bytes_max=body_bytes_max,
             )

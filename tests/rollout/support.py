@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from functools import cache
 from pathlib import Path
@@ -22,6 +22,7 @@ from prorld.kit.lanes import Lane
 from prorld.metrics import Metrics
 from prorld.rollout.clock import SystemClock
 from prorld.rollout.life import World
+from prorld.rollout.looks import Looks
 from prorld.rollout.stages import Gates
 from prorld.rollout.supervisor import Supervisor, SupervisorLimits
 from prorld.testing.byte_tokenizer import write_byte_tokenizer
@@ -57,6 +58,10 @@ class Models:
         async with self._pool.lease(spec.policy, group_id=spec.group_id) as lease:
             yield ModelSession(spec, attempt, renderer=byte_renderer(), lease=lease, lane=self._lane, on_turn=on_turn)
 
+    def served(self, policy: str) -> Collection[int | None]:
+        """As ``PooledModels``."""
+        return self._pool.versions(policy)
+
 
 class Room:
     """Everything a test looks at."""
@@ -89,6 +94,7 @@ class Room:
         self.supervisor = Supervisor(
             self.world, self.registry, policies=["default"], limits=limits or SupervisorLimits()
         )
+        self.looks = Looks(self.world, self.supervisor)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Pool and supervisor, until cancelled."""
@@ -97,6 +103,7 @@ class Room:
             for backend in self.backends:
                 await self.pool.add(AddBackend(url=backend.url, kind="vllm"))
             await nursery.start(self.supervisor.run)
+            await nursery.start(self.looks.run)
             task_status.started()
 
     async def submit(self, job_id: str, instance: dict[str, Any] | None = None, **fields: Any) -> JobRecord:
