@@ -17,6 +17,8 @@ from prorld.client.find import Address
 REPLY_BYTES_MAX = 512 << 20
 CONNECT_S = 5.0
 _CHUNK_BYTES = 1 << 18
+JSON = "application/json"
+MSGPACK = "application/msgpack"
 
 
 class Reply(NamedTuple):
@@ -59,12 +61,12 @@ class Transport:
             self._connection.close()
             self._connection = None
 
-    def request(self, method: str, path: str, body: bytes | None, *, within_s: float) -> Reply:
+    def request(self, method: str, path: str, body: bytes | None, *, within_s: float, accept: str = JSON) -> Reply:
         """One request and its whole reply. A kept connection that turns out dead before it answers is replaced once."""
         fresh = self._connection is None
         reply: Reply | None = None
         try:
-            reply = self._once(method, path, body, time.monotonic() + within_s)
+            reply = self._once(method, path, body, time.monotonic() + within_s, accept)
         except (http.client.RemoteDisconnected, BrokenPipeError, ConnectionResetError) as exc:
             if fresh:
                 raise self._lost(exc) from exc
@@ -76,16 +78,16 @@ class Transport:
                 self.close()
         # The daemon had closed an idle connection. It never answered on it, and every call of the contract may be
         # repeated: submits carry an id.
-        return reply or self.request(method, path, body, within_s=within_s)
+        return reply or self.request(method, path, body, within_s=within_s, accept=accept)
 
-    def _once(self, method: str, path: str, body: bytes | None, until: float) -> Reply:
+    def _once(self, method: str, path: str, body: bytes | None, until: float, accept: str) -> Reply:
         connection = self._connection
         if connection is None:
             connection = self._open()
             connection.connect()
             self._connection = connection
         self._limit(connection, until)
-        connection.request(method, path, body=body, headers=self._headers(body))
+        connection.request(method, path, body=body, headers=self._headers(body, accept))
         response = connection.getresponse()
         reply = Reply(response.status, {k.lower(): v for k, v in response.getheaders()}, self._body(response, until))
         if response.will_close:
@@ -115,10 +117,10 @@ class Transport:
         kind = http.client.HTTPSConnection if where.tls else http.client.HTTPConnection
         return kind(where.host, where.port, timeout=CONNECT_S)
 
-    def _headers(self, body: bytes | None) -> dict[str, str]:
-        headers = {"Accept": "application/json"}
+    def _headers(self, body: bytes | None, accept: str) -> dict[str, str]:
+        headers = {"Accept": accept}
         if body is not None:
-            headers["Content-Type"] = "application/json"
+            headers["Content-Type"] = JSON
         if self._token is not None:
             headers["Authorization"] = f"Bearer {self._token}"
         return headers

@@ -6,7 +6,7 @@ import os
 import secrets
 import time
 from collections.abc import Sequence
-from types import TracebackType
+from types import NoneType, TracebackType
 from typing import Self, TypeVar
 from urllib.parse import quote, urlencode
 
@@ -14,11 +14,26 @@ import msgspec
 
 from prorld.client.errors import BAD_REPLY, ClientError
 from prorld.client.find import find
-from prorld.client.http import Reply, Transport
+from prorld.client.http import JSON, MSGPACK, Reply, Transport
 from prorld.domain.job import JobState
-from prorld.wire.jobs import CancelAnswer, CancelJob, CancelJobs, JobEvent, JobEventPage, JobPage, JobRecord, SubmitJob
-from prorld.wire.ops import BackendList, ErrorBody, HandlerList, Ready, Stages, StagesPatch, Status
-from prorld.wire.trajectory import Trajectory
+from prorld.wire.events import EventPage, JobEvent, JobEventPage
+from prorld.wire.jobs import CancelAnswer, CancelJob, CancelJobs, JobPage, JobRecord, RequeueJob, SubmitJob
+from prorld.wire.looks import ReevaluateJob, Reevaluation, ReevaluationPage, ReevaluationState, VerifyAnswer
+from prorld.wire.ops import (
+    AddBackend,
+    BackendInfo,
+    BackendList,
+    DrainAnswer,
+    ErrorBody,
+    HandlerList,
+    Ready,
+    SandboxList,
+    Stages,
+    StagesPatch,
+    Status,
+    TaskTree,
+)
+from prorld.wire.trajectory import PackedTrajectory, Trajectory
 
 T = TypeVar("T")
 
@@ -97,19 +112,55 @@ class Client:
         self, *, job_ids: Sequence[str] | None = None, group_id: str | None = None, reason: str | None = None
     ) -> int:
         """The same for many; how many are on their way out."""
-        body = CancelJobs(job_ids=None if job_ids is None else [*job_ids], group_id=group_id)
-        if reason is not None:
-            body = msgspec.structs.replace(body, reason=reason)
+        chosen = {"job_ids": None if job_ids is None else [*job_ids], "group_id": group_id, "reason": reason}
+        body = msgspec.convert({name: value for name, value in chosen.items() if value is not None}, CancelJobs)
         return self._call("POST", "/v1/jobs/cancel", CancelAnswer, body=body).cancelling
 
     def trajectory(self, job_id: str) -> Trajectory:
         """The trajectory of a job that is done."""
         return self._call("GET", f"/v1/jobs/{_part(job_id)}/trajectory", Trajectory)
 
+    def packed_trajectory(self, job_id: str) -> PackedTrajectory:
+        """The same with packed arrays, bit for bit what the engine returned, and several times as fast."""
+        return self._call("GET", f"/v1/jobs/{_part(job_id)}/trajectory", PackedTrajectory, accept=MSGPACK)
+
+    def verify(self, job_id: str) -> VerifyAnswer:
+        """Whether the stored rollout of a job is what it says."""
+        return self._call("GET", f"/v1/jobs/{_part(job_id)}/verify", VerifyAnswer)
+
+    def requeue(self, job_id: str, *, new_id: str | None = None) -> JobRecord:
+        """Run an ended job again as a new one. Without an id it gets one here, so that a repeat is the same job."""
+        body = RequeueJob(job_id=new_id or f"job-{secrets.token_hex(_ID_BYTES)}")
+        return self._call("POST", f"/v1/jobs/{_part(job_id)}/requeue", JobRecord, body=body)
+
+    def reevaluate(self, job_id: str, *, eval_s: float | None = None, reason: str = "") -> Reevaluation:
+        """Score the stored rollout again, into a record of its own. Told at once; ``wait_reevaluation`` has its end."""
+        body = ReevaluateJob(eval_s=eval_s, reason=reason)
+        return self._call("POST", f"/v1/jobs/{_part(job_id)}/reevaluate", Reevaluation, body=body)
+
+    def reevaluations(self, job_id: str) -> Sequence[Reevaluation]:
+        """All that are kept of a job, newest first."""
+        return self._call("GET", f"/v1/jobs/{_part(job_id)}/reevaluations", ReevaluationPage).items
+
+    def wait_reevaluation(self, job_id: str, n: int, *, within_s: float = LONG_POLL_S) -> Reevaluation:
+        """One of them once it has ended, or as it is after ``within_s``."""
+        until = time.monotonic() + within_s
+        while True:
+            left = min(LONG_POLL_S, max(0.0, until - time.monotonic()))
+            path = f"/v1/jobs/{_part(job_id)}/reevaluations/{n}{_query(wait_s=f'{left:.3f}')}"
+            found = self._call("GET", path, Reevaluation, within_s=left + REQUEST_S)
+            if found.state is ReevaluationState.DONE or time.monotonic() >= until:
+                return found
+
     def events(self, job_id: str, *, after: int = 0, wait_s: float = 0.0) -> Sequence[JobEvent]:
         """The job's events with a higher number than ``after``, waiting up to ``wait_s`` for the first."""
         path = f"/v1/jobs/{_part(job_id)}/events{_query(after=after, wait_s=wait_s)}"
         return self._call("GET", path, JobEventPage, within_s=wait_s + REQUEST_S).items
+
+    def all_events(self, *, after: int = 0, wait_s: float = 0.0, limit: int = 1000) -> EventPage:
+        """What happened in the daemon after a number; go on after the page's ``last``."""
+        path = f"/v1/events{_query(after=after, wait_s=wait_s, limit=limit)}"
+        return self._call("GET", path, EventPage, within_s=wait_s + REQUEST_S)
 
     # --- operations
 
@@ -128,6 +179,30 @@ class Client:
     def backends(self) -> BackendList:
         """The engines."""
         return self._call("GET", "/v1/backends", BackendList)
+
+    def add_backend(self, request: AddBackend) -> BackendInfo:
+        """Let the daemon probe an engine and take it in."""
+        return self._call("POST", "/v1/backends", BackendInfo, body=request)
+
+    def remove_backend(self, backend_id: str) -> None:
+        """Take an engine out; what runs on it goes on elsewhere."""
+        self._call("DELETE", f"/v1/backends/{_part(backend_id)}", NoneType)
+
+    def drain_backend(self, backend_id: str) -> BackendInfo:
+        """No new leases on an engine from now on."""
+        return self._call("POST", f"/v1/backends/{_part(backend_id)}/drain", BackendInfo)
+
+    def sandboxes(self) -> SandboxList:
+        """The sandboxes that live."""
+        return self._call("GET", "/v1/sandboxes", SandboxList)
+
+    def drain(self) -> DrainAnswer:
+        """Take no new jobs from now on; those that are accepted go on."""
+        return self._call("POST", "/v1/drain", DrainAnswer)
+
+    def tasks(self) -> TaskTree:
+        """The tree of the daemon's tasks."""
+        return self._call("GET", "/v1/debug/tasks", TaskTree)
 
     def stages(self) -> Stages:
         """The three gates."""
@@ -160,13 +235,15 @@ class Client:
         body: msgspec.Struct | None = None,
         within_s: float = REQUEST_S,
         also: tuple[int, ...] = (),
+        accept: str = JSON,
     ) -> T:
         data = None if body is None else msgspec.json.encode(body)
         until = time.monotonic() + self._patience_s
         attempt = 0
         while True:
             try:
-                return _decoded(self._transport.request(method, path, data, within_s=within_s), kind, also)
+                reply = self._transport.request(method, path, data, within_s=within_s, accept=accept)
+                return _decoded(reply, kind, also)
             except ClientError as exc:
                 pause = exc.retry_after_s or _BACKOFF_S[min(attempt, len(_BACKOFF_S) - 1)]
                 if not exc.may_retry or time.monotonic() + pause > until:
@@ -179,7 +256,10 @@ def _decoded(reply: Reply, kind: type[T], also: tuple[int, ...]) -> T:
     if not 200 <= reply.status < 300 and reply.status not in also:
         raise _refusal(reply)
     try:
-        return msgspec.json.decode(reply.body, type=kind)
+        if reply.headers.get("content-type") == MSGPACK:
+            return msgspec.msgpack.decode(reply.body, type=kind)
+        # An answer without a body stands for ``None``.
+        return msgspec.json.decode(reply.body or b"null", type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
         message = f"the daemon answered something else than {kind.__name__}: {exc}"
         raise ClientError(message, code=BAD_REPLY, status=reply.status) from exc
@@ -187,7 +267,8 @@ def _decoded(reply: Reply, kind: type[T], also: tuple[int, ...]) -> T:
 
 def _refusal(reply: Reply) -> ClientError:
     try:
-        error = msgspec.json.decode(reply.body, type=ErrorBody).error
+        decode = msgspec.msgpack.decode if reply.headers.get("content-type") == MSGPACK else msgspec.json.decode
+        error = decode(reply.body, type=ErrorBody).error
     except (msgspec.MsgspecError, UnicodeDecodeError):
         text = f"HTTP {reply.status} without a readable body; is this a prorld daemon?"
         return ClientError(text, code=BAD_REPLY, status=reply.status)

@@ -222,7 +222,7 @@ def test_cancel_many_counts():
     """Cancelling several names them and gives the number on their way out."""
     with serving((202, {"cancelling": 2})) as (address, script), Client(address) as client:
         assert client.cancel_many(job_ids=["a", "b"], reason="r") == 2
-    assert json.loads(script.asked[0][3]) == {"job_ids": ["a", "b"], "group_id": None, "batch_id": None, "reason": "r"}
+    assert json.loads(script.asked[0][3]) == {"job_ids": ["a", "b"], "reason": "r"}
 
 
 def test_a_unix_socket_serves_as_well(tmp_path):
