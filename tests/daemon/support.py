@@ -44,6 +44,10 @@ class Started(msgspec.Struct):
                 found.add((pid, born))
         return found
 
+    def descriptors(self) -> int:
+        """How many files and sockets the daemon has open."""
+        return len(list(Path(f"/proc/{self.process.pid}/fd").iterdir()))
+
 
 def processes() -> Iterator[tuple[int, int, str]]:
     """Pid, parent and start time of every process that is not a zombie."""
@@ -86,14 +90,14 @@ def scripted_engine(place: Path, script: Script) -> Iterator[str]:
 
 
 @contextmanager
-def daemon(place: Path, engine: str, *flags: str) -> Iterator[Started]:
-    """``prorld serve`` on that engine; ended by SIGTERM unless the test ended it."""
+def daemon(place: Path, engine: str | None, *flags: str) -> Iterator[Started]:
+    """``prorld serve`` on that engine, or its own; ended by SIGTERM unless the test ended it."""
     state = place / "state"
     tokenizer = write_byte_tokenizer(place / "tokenizer")
     config = place / "prorld.toml"
-    config.write_text(f'[policies.default]\ntokenizer = "{tokenizer}"\n')
+    config.write_text("" if engine is None else f'[policies.default]\ntokenizer = "{tokenizer}"\n')
     command = [sys.executable, "-m", "prorld.cli", "serve", "--port", "0", "--log-format", "json"]
-    command += ["--config", str(config), "--backend", f"vllm={engine}", *flags]
+    command += ["--config", str(config), *([] if engine is None else ["--backend", f"vllm={engine}"]), *flags]
     with (
         (place / "stderr").open("wb") as errors,
         subprocess.Popen(command, env=environ(state), stdout=subprocess.PIPE, stderr=errors, text=True) as process,
