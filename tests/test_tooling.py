@@ -12,7 +12,15 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-SHELL_FILES = ["just", "scripts/check", "scripts/env", "scripts/lock", "scripts/test-real"]
+SHELL_FILES = [
+    "just",
+    "scripts/check",
+    "scripts/env",
+    "scripts/lock",
+    "scripts/test-real",
+    "scripts/uv-settings",
+    "scripts/vllm",
+]
 # What POSIX has on every machine and the wrapper needs.
 UTILITIES = ["cat", "chmod", "dirname", "grep", "mkdir", "mv", "rm", "sed", "sh", "sleep", "tail"]
 
@@ -197,7 +205,8 @@ def clone_with_env_script(home: Path) -> Path:
     """As much of a clone as scripts/env looks at, with a uv that only tells what it was told."""
     for folder in ("scripts", "requirements", "plugins/some", "tools"):
         (home / folder).mkdir(parents=True)
-    shutil.copy(ROOT / "scripts/env", home / "scripts/env")
+    for name in ("scripts/env", "scripts/uv-settings"):
+        shutil.copy(ROOT / name, home / name)
     for name in ("requirements/demo.lock", "requirements/dev.lock", "pyproject.toml", "plugins/some/pyproject.toml"):
         (home / name).write_text("")
     uv = "case $1 in venv) mkdir -p .venv/bin; : >.venv/bin/python; chmod +x .venv/bin/python ;; esac\n"
@@ -243,6 +252,93 @@ def test_an_environment_that_is_current_is_left_alone(tmp_path: Path):
     (clone / "plugins/some/pyproject.toml").write_text("[project]\n")
     assert make_env(clone, "demo")
     assert make_env(clone, "dev")
+
+
+def clone_with_vllm_script(home: Path, uv: str) -> Path:
+    """As much of a clone as scripts/vllm looks at, with this for a uv."""
+    (home / "requirements").mkdir()
+    (home / "scripts").mkdir()
+    for name in ("requirements/vllm.txt", "requirements/vllm-overrides.txt", "scripts/uv-settings", "scripts/vllm"):
+        shutil.copy(ROOT / name, home / name)
+    (home / "uv").write_text(f"#!/bin/sh\n{uv}")
+    (home / "uv").chmod(0o755)
+    return home
+
+
+def make_vllm(clone: Path) -> subprocess.CompletedProcess[str]:
+    """Run scripts/vllm; its uv writes what it is told to the file ``told``."""
+    env = {"PATH": os.environ["PATH"], "HOME": str(clone), "PRORLD_UV": str(clone / "uv"), "UV_DEFAULT_INDEX": "mine"}
+    return subprocess.run([clone / "scripts/vllm"], env=env, capture_output=True, text=True, check=False)
+
+
+UV_MAKES = (
+    'echo "$*" >>told\ncase $1 in venv) for into; do :; done; mkdir -p "$into/bin"; : >"$into/bin/python" ;; esac\n'
+)
+
+
+def test_vllm_is_installed_once(tmp_path: Path):
+    """The environment appears whole, and again only when what it is made of has changed."""
+    clone = clone_with_vllm_script(tmp_path, UV_MAKES)
+    for _ in range(2):
+        assert make_vllm(clone).returncode == 0
+        assert [line.split()[0] for line in (clone / "told").read_text().splitlines()] == ["venv", "pip"]
+    assert sorted(path.name for path in (clone / ".tools").iterdir()) == ["vllm"]
+    with (clone / "requirements/vllm.txt").open("a") as file:
+        file.write("one-more==1\n")
+    assert make_vllm(clone).returncode == 0
+    assert len((clone / "told").read_text().splitlines()) == 4
+
+
+def test_a_vllm_that_can_not_be_had_is_one_line(tmp_path: Path):
+    """Both ways are tried; then uv's reason is told in one line, and nothing stays."""
+    refuses = UV_MAKES + '[ "$1" = venv ] || { printf "no solution:\\n no wheel\\n" >&2 && exit 1; }\n'
+    clone = clone_with_vllm_script(tmp_path, refuses)
+    ended = make_vllm(clone)
+    assert ended.returncode == 69
+    last = ended.stderr.splitlines()[-1]
+    assert "needs an index with torch+cpu" in last
+    assert "no solution: no wheel" in last
+    assert "--torch-backend cpu" in (clone / "told").read_text().splitlines()[-1]
+    assert not list((clone / ".tools").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("asked", "can_be_had", "code", "installs"),
+    [
+        (["engines"], True, 0, True),
+        (["engines"], False, 69, True),
+        ([], True, 0, True),
+        (["--quick"], False, 0, False),
+        (["--quick", "engines"], False, 0, False),
+        (["sandboxes"], False, 0, False),
+    ],
+)
+def test_vllm_is_wanted_for_engines_and_never_in_a_hurry(
+    tmp_path: Path, asked: list[str], can_be_had: bool, code: int, installs: bool
+):
+    """Engines bring a vLLM along; where there is none the other tests run all the same, and the end says so."""
+    for folder in ("scripts", ".venv/bin"):
+        (tmp_path / folder).mkdir(parents=True)
+    shutil.copy(ROOT / "scripts/test-real", tmp_path / "scripts/test-real")
+    makes = "mkdir -p .tools/vllm/bin && : >.tools/vllm/bin/python && chmod +x .tools/vllm/bin/python"
+    (tmp_path / "scripts/vllm").write_text(f"#!/bin/sh\n: >asked\n{makes if can_be_had else 'exit 69'}\n")
+    (tmp_path / ".venv/bin/pytest").write_text('#!/bin/sh\necho "ran with ${PRORLD_TEST_VLLM:-nothing}"\n')
+    for name in ("scripts/vllm", ".venv/bin/pytest"):
+        (tmp_path / name).chmod(0o755)
+    command = [str(tmp_path / "scripts/test-real"), *asked]
+    ended = subprocess.run(command, env={"PATH": os.environ["PATH"]}, capture_output=True, text=True, check=False)
+    assert (ended.returncode, (tmp_path / "asked").exists()) == (code, installs), ended.stderr
+    place = tmp_path / ".tools/vllm/bin/python"
+    assert ended.stdout == f"ran with {place if place.exists() else 'nothing'}\n"
+    assert ("no vLLM here" in ended.stderr) is (code == 69)
+
+
+@pytest.mark.parametrize("name", ["vllm.txt", "vllm-overrides.txt"])
+def test_what_vllm_needs_is_named_without_an_address(name: str):
+    """Names and versions only."""
+    text = (ROOT / "requirements" / name).read_text()
+    assert "://" not in text
+    assert "--" not in text
 
 
 def test_the_kinds_of_real_tests_that_are_missing_are_said():
