@@ -13,13 +13,13 @@ from typing import Any
 
 from prorld.cli.common import read_text
 from prorld.cli.exits import UsageError
+from prorld.cli.instances import INSTANCE_BYTES_MAX, read_lines
 from prorld.errors import ProrldError
 from prorld.handlers.base import AgentHandler
 from prorld.handlers.registry import GROUP, Registry, discover
 from prorld.wire.ops import HandlerInfo
 
 EXAMPLES = "examples.jsonl"
-INSTANCE_BYTES_MAX = 64 << 20
 
 
 class BrokenHandlerError(ProrldError):
@@ -103,35 +103,3 @@ def _examples(module: str) -> Path | None:
         if path.is_file():
             return path
     return None
-
-
-def read_lines(text: str, name: str) -> list[tuple[int, dict[str, Any]]]:
-    """One JSON object per line, with its line's number; blank lines are left out."""
-    found: list[tuple[int, dict[str, Any]]] = []
-    for number, line in enumerate(text.split("\n"), 1):
-        if line.strip():
-            found.append((number, _object(line, f"{name}, line {number}")))
-    if not found:
-        raise UsageError(f"{name} holds no instance")
-    return found
-
-
-def read_instance(argument: str) -> dict[str, Any]:
-    """An instance from the command line: JSON, ``@FILE`` (the first line of many), or ``@-``."""
-    if not argument.startswith("@"):
-        return _object(argument, "the instance")
-    name = argument[1:]
-    text = read_text(name, limit_bytes=INSTANCE_BYTES_MAX)
-    try:
-        return _object(text, name)
-    except UsageError:
-        return read_lines(text, name)[0][1]
-
-
-def _object(text: str, what: str) -> dict[str, Any]:
-    from prorld.wire.codec import decode
-
-    try:
-        return decode(text.encode("utf-8", "surrogatepass"), dict[str, Any], what=what)
-    except ProrldError as exc:
-        raise UsageError(exc.message) from exc

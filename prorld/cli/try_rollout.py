@@ -55,7 +55,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Roll out and show."""
-    from prorld.cli.local import open_registry, read_instance, silence_logs
+    from prorld.cli.instances import read_instance
+    from prorld.cli.local import open_registry, silence_logs
     from prorld.cli.output import say, say_json, style_for, width
     from prorld.cli.running import run_trio
     from prorld.cli.try_record import Recorder
