@@ -82,16 +82,19 @@ async def serve(
     boot_id = secrets.token_hex(4)
     notifier = Notifier.from_environment(os.environ)
     with held(loaded.state_dir):
-        async with trio.open_nursery() as nursery:
-            # Shielded, so that an end from outside reaches the jobs first and what they clean up with last.
-            core_scope = trio.CancelScope(shield=True)
-            core = await nursery.start(_hold, core_scope, name="core")
-            try:
-                with _task_ages() as ages:
-                    await _serve(loaded, boot_id, core, notifier, ages, outside, task_status)
-            finally:
-                core_scope.cancel("the daemon ends")
-        reaper.remove_boot(_scratch_dir(loaded), boot_id)
+        try:
+            async with trio.open_nursery() as nursery:
+                # Shielded, so that an end from outside reaches the jobs first and what they clean up with last.
+                core_scope = trio.CancelScope(shield=True)
+                core = await nursery.start(_hold, core_scope, name="core")
+                try:
+                    with _task_ages() as ages:
+                        await _serve(loaded, boot_id, core, notifier, ages, outside, task_status)
+                finally:
+                    core_scope.cancel("the daemon ends")
+        finally:
+            # Last, and without an await: nothing runs any more that could be kept waiting.
+            reaper.remove_boot(_scratch_dir(loaded), boot_id)
     log.info("daemon.ended", boot_id=boot_id)
 
 
@@ -143,9 +146,10 @@ async def _serve(
     reaped = await lane.run(partial(reaper.reap, scratch, boot_id=boot_id))
     if reaped.directories:
         log.warning("daemon.reaped", directories=reaped.directories, processes=reaped.processes)
-    runtime = await _runtime(config, core, warden, SandboxHost(runtime_dir=scratch, boot_id=boot_id, user=user))
+    host = SandboxHost(runtime_dir=scratch, boot_id=boot_id, user=user)
+    runtime = await _runtime(config, core, warden, host, registry.sources())
     world = World(
-        gates=Gates(init=config.stages.init, run=config.stages.run, eval=config.stages.eval),
+        gates=Gates(init=config.stages.init, run=config.stages.run, eval=config.stages.eval, ahead=config.stages.ahead),
         runtime=runtime,
         models=PooledModels(pool, policies, lane),
         clock=clock,
@@ -229,9 +233,11 @@ def _policy_sources(config: Config) -> dict[str, PolicySource]:
     return {name: PolicySource() for name in sorted(named)} | sources
 
 
-async def _runtime(config: Config, core: trio.Nursery, warden: Warden, host: SandboxHost) -> SandboxRuntime:
+async def _runtime(
+    config: Config, core: trio.Nursery, warden: Warden, host: SandboxHost, hide: Sequence[str]
+) -> SandboxRuntime:
     if config.sandbox.runtime == OWN_RUNTIME:
-        return BubblewrapRuntime(warden, runtime_dir=host.runtime_dir, boot_id=host.boot_id)
+        return BubblewrapRuntime(warden, runtime_dir=host.runtime_dir, boot_id=host.boot_id, hide=hide)
     factory = runtime_factory(config.sandbox.runtime)
     with trio.fail_after(config.timeouts.boot_s):
         runtime: SandboxRuntime = await core.start(partial(run_runtime, factory, host), name="sandbox runtime")

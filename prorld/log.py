@@ -66,6 +66,7 @@ EVENTS: Mapping[str, str] = {
     "plugin.broken": "a client of engines or a runtime of sandboxes could not be loaded; it is left out",
     "request.answered": "one line per request, at debug",
     "request.crashed": "a request met a bug of ours; it was answered 500",
+    "sandbox.left": "files of a sandbox that could not be removed",
     "server.warned": "what hypercorn complains of",
     "tasks.shown": "asked by a signal: the tree of tasks is on standard error",
     "warden.died": "the process that owns the sandboxes ended; they ended with it",

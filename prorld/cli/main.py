@@ -12,6 +12,7 @@ from prorld import __version__
 from prorld.cli import (
     cancel,
     check_config,
+    completion,
     demo,
     doctor,
     handlers,
@@ -60,6 +61,7 @@ COMMANDS: dict[str, Command] = {
     "plugin": plugin,
     "doctor": doctor,
     "check-config": check_config,
+    "completion": completion,
 }
 
 _DESCRIPTION = """\

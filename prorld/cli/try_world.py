@@ -101,7 +101,7 @@ async def roll_out(
         await pool.add(joined.request)
         lane = Lane("tokenizers", TOKENIZER_THREADS)
         world = World(
-            gates=Gates(init=1, run=1, eval=1),
+            gates=Gates(init=1, run=1, eval=1, ahead=1),
             runtime=recorder.watching(runtime),
             models=PooledModels(pool, Policies({POLICY: joined.source}, lane), lane),
             clock=SystemClock(),

@@ -89,6 +89,9 @@ class Stages(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     init: Annotated[Workers, Meta(description="Jobs that make their sandbox at the same time.")] = 8
     run: Annotated[Workers, Meta(description="Jobs whose agent runs at the same time.")] = 32
     eval: Annotated[Workers, Meta(description="Jobs that are graded at the same time.")] = 8
+    ahead: Annotated[
+        Count, Meta(description="Jobs that INIT may have begun before RUN has a place for them; each holds a sandbox.")
+    ] = 16
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -7,6 +7,7 @@ entry with an error that names its distribution, and never more than that.
 from __future__ import annotations
 
 import difflib
+import sys
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from importlib.metadata import EntryPoint, entry_points
@@ -122,6 +123,15 @@ class Registry:
     def entries(self) -> tuple[HandlerEntry, ...]:
         """All handlers, the broken ones too, by name."""
         return tuple(self._entries[name] for name in sorted(self._entries))
+
+    def sources(self) -> list[str]:
+        """Where the handlers' code lies: graders, and answers they bring, are not for the rollouts' eyes."""
+        found: set[str] = set()
+        for handler in self._handlers.values():
+            top = sys.modules.get(type(handler).__module__.partition(".")[0])
+            single = getattr(top, "__file__", None)
+            found.update(getattr(top, "__path__", None) or ([single] if single else []))
+        return sorted(found)
 
     def get(self, name: str) -> AnyHandler:
         """The handler of that name; ``Impossible`` where there is none that works."""

@@ -57,7 +57,7 @@ class App(QuartTrio):
         super().__init__("prorld", static_folder=None)
         self.asgi_http_class = _Request
         self.deps = deps
-        self.holds = Holds()
+        self.holds = Holds(longest_s=deps.hold_s_max)
         self._squeezer = Squeezer()
         self.config["MAX_CONTENT_LENGTH"] = deps.body_bytes_max
         self.config["BODY_TIMEOUT"] = BODY_S

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from prorld.http.auth import Auth
+from prorld.http.holds import LONGEST_S
 from prorld.rollout.service import LooksService, RolloutService
 from prorld.wire.ops import AddBackend, BackendInfo, BackendList, HandlerList, Ready, SandboxList, Status, TaskTree
 
@@ -50,3 +51,4 @@ class HttpDeps:
     tasks: Callable[[], TaskTree]
     auth: Auth
     body_bytes_max: int = BODY_BYTES_MAX
+    hold_s_max: float = LONGEST_S

@@ -12,17 +12,20 @@ import trio
 
 from prorld.errors import Overloaded
 
-__all__ = ["Holds"]
+__all__ = ["LONGEST_S", "Holds"]
 
 T = TypeVar("T")
 
 RETRY_AFTER_CLOSE_S = 2.0
+# Longer than any route offers; a bound for those who want to see less.
+LONGEST_S = 60.0
 
 
 class Holds:
     """All waits of held requests. One that waits costs no task of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, longest_s: float = LONGEST_S) -> None:
+        self._longest_s = longest_s
         self._waits: set[trio.CancelScope] = set()
         self._closed = False
 
@@ -33,7 +36,7 @@ class Holds:
         """What ``wait`` gives, or ``None`` after ``seconds``; ``Overloaded`` when the room closes meanwhile."""
         if self._closed:
             raise _closing()
-        scope = trio.CancelScope(deadline=trio.current_time() + seconds)
+        scope = trio.CancelScope(deadline=trio.current_time() + min(seconds, self._longest_s))
         self._waits.add(scope)
         try:
             with scope:

@@ -6,7 +6,7 @@ clock is given. It never cures anything.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -18,6 +18,9 @@ from prorld.wire.ops import Condition
 __all__ = ["Check", "Health", "Kind", "Severity", "Trouble"]
 
 log: FilteringBoundLogger = structlog.get_logger("prorld.ops")
+
+# What is over before is no news: an engine that joins a second after the start, a drain.
+LOG_AFTER_S = 10.0
 
 # ``error`` keeps the daemon from being ready, ``warning`` does not.
 Severity = Literal["error", "warning"]
@@ -58,7 +61,7 @@ class Health:
         self._checks = tuple(checks)
         self._clock = clock
         self._broken_since: dict[str, float] = {}
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
 
     def conditions(self) -> list[Condition]:
         """Look now; what is shown of what was found, in the order of the registry. Changes are logged."""
@@ -83,14 +86,13 @@ class Health:
                 )
                 for trouble in troubles
             ]
-        self._tell(shown)
+        self._log({item.code: item for item in shown if (item.broken_for_s or 0.0) >= LOG_AFTER_S})
         return shown
 
-    def _tell(self, shown: Sequence[Condition]) -> None:
-        codes = {condition.code: condition for condition in shown}
-        for code in sorted(set(codes) - self._told):
-            found = codes[code]
+    def _log(self, lasting: Mapping[str, Condition]) -> None:
+        for code in sorted(lasting.keys() - self._logged):
+            found = lasting[code]
             log.warning("health.broken", code=code, severity=found.severity, message=found.message, cure=found.cure)
-        for code in sorted(self._told - set(codes)):
+        for code in sorted(self._logged - lasting.keys()):
             log.info("health.mended", code=code)
-        self._told = set(codes)
+        self._logged = set(lasting)

@@ -50,6 +50,7 @@ class Views:
                     version=entry.version,
                     origin=entry.distribution,
                     data_sources=entry.data_sources,
+                    tools=entry.tools,
                     instance_schema=entry.instance_schema,
                     error=entry.error,
                 )

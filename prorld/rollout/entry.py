@@ -54,6 +54,7 @@ class JobEntry:
         self.events = EventLog(tell=tell)
         self.state = JobState.QUEUED
         self.waiting_for: Stage | None = "init"
+        self._waits_told: Stage | None = None
         self.stage: Stage | None = None
         self.timing = Timing()
         self.attempts: list[Attempt] = []
@@ -97,7 +98,10 @@ class JobEntry:
         self.events.emit("job.attempt", ended_at, n=n, what="ended", outcome=outcome.kind.value, code=outcome.code)
 
     def waits_for(self, stage: Stage) -> None:
-        """At a gate: the state stays what it was."""
+        """For a stage's turn: the state stays what it was. Told once, however many lines there are to stand in."""
+        if self._waits_told == stage:
+            return
+        self._waits_told = stage
         self.stage = None
         self.waiting_for = stage
         self.events.emit("job.stage", self.clock.wall(), stage=stage, what="waiting")
@@ -107,6 +111,7 @@ class JobEntry:
         self.state = advance(self.state, STATE_OF_STAGE[stage])
         self.stage = stage
         self.waiting_for = None
+        self._waits_told = None
         self.events.emit("job.stage", self.clock.wall(), stage=stage, what="entered")
 
     def spoke(self, turn: int, said: Turn) -> None:

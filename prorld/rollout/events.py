@@ -52,7 +52,8 @@ class EventLog:
         """Events with a higher number, oldest first; a gap in the place of those that are gone."""
         gone = self._last - len(self._kept)
         if seq >= gone:
-            return list(islice(self._kept, seq - gone, seq - gone + limit))
+            skipped = min(seq, self._last) - gone
+            return list(islice(self._kept, skipped, skipped + limit))
         gap = JobEvent(seq=gone, event=GAP, at=self._kept[0].at, data=_missed(seq, gone))
         return [gap, *islice(self._kept, limit - 1)]
 

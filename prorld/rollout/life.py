@@ -164,14 +164,16 @@ async def _stages(entry: JobEntry, world: World, budget: TotalBudget, job: Attem
         await handler.init(job)
 
     async def run() -> RunResult:
+        await makes_room()
         entry.wants_engine = True
         async with world.models.open(entry.spec, job.attempt, entry.spoke) as session:
             entry.wants_engine = False
             with job.lend_model(session):
                 return await handler.run(job)
 
-    await _stage(entry, world, job, budget, "init", init, type(None))
-    result = await _stage(entry, world, job, budget, "run", run, RunResult)
+    async with world.gates.ahead(entry) as makes_room:
+        await _stage(entry, world, job, budget, "init", init, type(None))
+        result = await _stage(entry, world, job, budget, "run", run, RunResult)
     if entry.session is None or not entry.session.calls:
         raise HandlerError("the model was never called", code="no_model_calls")
     entry.stop, entry.result = result.stop, result

@@ -5,7 +5,8 @@ Here, and nowhere else, a stage's deadline is set. Waiting at the gate costs no 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TypeVar
 
 import trio
@@ -31,9 +32,14 @@ class StageTimedOut(Exception):
 
 
 class Gates:
-    """The three independent gates."""
+    """The three independent gates, and a bound on how far INIT may run ahead of RUN.
 
-    def __init__(self, *, init: int, run: int, eval: int) -> None:  # noqa: A002  (the stage's name)
+    A job that is ready holds a sandbox. Without the bound, a slow RUN would let INIT make one for every accepted job.
+    ``ahead`` jobs may be between the start of INIT and the start of RUN; waiting for that counts as waiting for INIT.
+    """
+
+    def __init__(self, *, init: int, run: int, eval: int, ahead: int) -> None:  # noqa: A002  (the stage's name)
+        self._ahead = Gate("ahead", ahead)
         workers: dict[Stage, int] = {"init": init, "run": run, "eval": eval}
         self._gates: dict[Stage, Gate] = {stage: Gate(stage, workers[stage]) for stage in STAGES}
 
@@ -52,9 +58,20 @@ class Gates:
         """How full they are."""
         return Stages(init=self._status("init"), run=self._status("run"), eval=self._status("eval"))
 
+    @asynccontextmanager
+    async def ahead(self, entry: JobEntry) -> AsyncIterator[Callable[[], Awaitable[None]]]:
+        """A place among the jobs that are made ready. Left by what it yields, or with the block."""
+        asked = trio.current_time()
+        entry.waits_for("init")
+        async with AsyncExitStack() as place:
+            await place.enter_async_context(self._ahead.enter(priority=entry.spec.priority, tenant=entry.spec.tenant))
+            entry.timing.queued("init", trio.current_time() - asked)
+            yield place.aclose
+
     def _status(self, stage: Stage) -> StageStatus:
         seen = self._gates[stage].statistics()
-        return StageStatus(workers=seen.workers, active=seen.active, waiting=seen.waiting)
+        held_back = self._ahead.statistics().waiting if stage == "init" else 0
+        return StageStatus(workers=seen.workers, active=seen.active, waiting=seen.waiting + held_back)
 
 
 class TotalBudget:

@@ -110,7 +110,11 @@ def _interpreter(view: HostView) -> list[str]:
     for prefix in view.prefixes:
         argv += ["--ro-bind", prefix, prefix]
     for hidden in view.hidden:
-        argv += ["--tmpfs", hidden, "--remount-ro", hidden]
+        # A file, where it is one: a plugin may be a single module.
+        covered = (
+            ["--ro-bind", os.devnull, hidden] if hidden.endswith(".py") else ["--tmpfs", hidden, "--remount-ro", hidden]
+        )
+        argv += covered
     return argv
 
 
@@ -119,12 +123,11 @@ class BubblewrapRuntime:
 
     name = "bubblewrap"
 
-    def __init__(self, warden: Warden, *, runtime_dir: Path, boot_id: str) -> None:
+    def __init__(self, warden: Warden, *, runtime_dir: Path, boot_id: str, hide: Sequence[str] = ()) -> None:
         self._warden = warden
         self._runtime_dir = runtime_dir
         self._boot_id = boot_id
-        self._binary = find_bubblewrap()
-        self._view = host_view()
+        self._view = host_view(hide)
         self._filter = assemble()
         self._lane = Lane("sandbox files", 4)
         self._boxes: dict[str, Box] = {}
@@ -192,7 +195,7 @@ class BubblewrapRuntime:
         else:
             with boundary(SandboxError, "making the overlay"):
                 root = await self._lane.run(_make_overlay, place, box.spec.image, self._warden.uid, self._warden.gid)
-        argv = bubblewrap_argv(self._binary, box.spec, root=root, filtered=bool(self._filter), etc=etc)
+        argv = bubblewrap_argv(find_bubblewrap(), box.spec, root=root, filtered=bool(self._filter), etc=etc)
         holder = await self._warden.spawn(argv, env={}, data=data)
         box.hold(holder)
         with boundary(SandboxError, "making the sandbox's directory"):

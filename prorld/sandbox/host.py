@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -67,8 +68,11 @@ class HostView(msgspec.Struct, frozen=True, kw_only=True):
     hidden: tuple[str, ...]
 
 
-def host_view() -> HostView:
-    """``/usr`` with its links, what its programs need of ``/etc``, and the interpreter without this package."""
+def host_view(hide: Sequence[str] = ()) -> HostView:
+    """``/usr`` with its links, what its programs need of ``/etc``, and the interpreter without this package.
+
+    ``hide`` are further files and directories that must not be read: graders and answers that plugins bring.
+    """
     links: list[tuple[str, str]] = []
     paths = ["/usr"]
     for name in _LIBRARY_NAMES:
@@ -80,5 +84,6 @@ def host_view() -> HostView:
     paths += [name for name in _ETC_NAMES if Path(name).exists()]
     prefixes = interpreter_prefixes()
     package = str(Path(__file__).resolve().parents[1])
-    hidden = (package,) if _inside_another(package, {*prefixes, "/usr"}) else ()
+    secret = sorted({package, *(str(Path(path).resolve()) for path in hide)})
+    hidden = tuple(path for path in secret if _inside_another(path, {*prefixes, "/usr"}))
     return HostView(links=tuple(links), paths=tuple(paths), prefixes=prefixes, hidden=hidden)

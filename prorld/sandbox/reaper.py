@@ -17,8 +17,12 @@ from contextlib import suppress
 from pathlib import Path
 
 import msgspec
+import structlog
+from structlog.typing import FilteringBoundLogger
 
 __all__ = ["Reaped", "make_place", "name_process", "reap", "remove_boot", "remove_place"]
+
+log: FilteringBoundLogger = structlog.get_logger()
 
 _SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _OWNER, _PROCESS = "owner", "process"
@@ -56,10 +60,16 @@ def remove_place(place: Path) -> None:
     with suppress(OSError):
         shutil.rmtree(place)
         return
-    for parent, _, _ in os.walk(place):
-        with suppress(OSError):
-            Path(parent).chmod(0o700)
+    # On the way down: a directory that can't be opened is never walked into, so its parent has to open it.
+    for parent, below, _ in os.walk(place):
+        for name in below:
+            entry = Path(parent) / name
+            with suppress(OSError):
+                if not entry.is_symlink():
+                    entry.chmod(0o700)
     shutil.rmtree(place, ignore_errors=True)
+    if place.exists():
+        log.warning("sandbox.left", place=str(place))
 
 
 def remove_boot(runtime_dir: Path, boot_id: str) -> None:

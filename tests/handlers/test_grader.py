@@ -80,7 +80,7 @@ def act(what: str):
     if what == "environment":
         return sorted(os.environ)
     if what == "file":
-        with open("/tmp/grader-wrote-this", "w") as file:
+        with open(__file__ + ".written", "w") as file:
             file.write("x")
     if what == "alive":
         return [p for p in os.listdir("/proc") if p.isdigit() and _parent(p) == os.getppid()]

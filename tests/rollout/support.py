@@ -72,6 +72,7 @@ class Room:
         backends: Sequence[FakeBackend] | None = None,
         runtime: FakeRuntime | None = None,
         workers: tuple[int, int, int] = (4, 4, 4),
+        ahead: int = 8,
         limits: SupervisorLimits | None = None,
     ) -> None:
         self.backends = list(backends) if backends is not None else [FakeBackend(Script())]
@@ -79,7 +80,7 @@ class Room:
         waiting = {backend.url: backend for backend in self.backends}
         self.metrics = Metrics()
         self.pool = BackendPool({"vllm": lambda request: waiting[request.url]}, self.metrics)
-        self.gates = Gates(init=workers[0], run=workers[1], eval=workers[2])
+        self.gates = Gates(init=workers[0], run=workers[1], eval=workers[2], ahead=ahead)
         self.registry = Registry()
         self.registry.add(FakeHandler())
         self.world = World(

@@ -257,6 +257,24 @@ async def test_the_sandbox_is_gone_before_the_job_waits_for_eval(autojump_clock:
         assert not here.runtime.live
 
 
+async def test_init_runs_ahead_of_run_within_a_bound(autojump_clock: trio.testing.MockClock) -> None:
+    """However many jobs wait for a slow RUN, only so many hold a sandbox; those that are held back wait for INIT."""
+    backends = [FakeBackend(Script(turns=["42"], latency=Latency(fixed_s=10.0)))]
+    async with room(backends=backends, workers=(4, 2, 4), ahead=3) as here:
+        for number in range(20):
+            await here.submit(f"j{number}", {"sandbox": True})
+        await trio.sleep(5)
+        assert len(here.runtime.live) == 2 + 3
+        waiting = [record.waiting_for for record in here.supervisor.list("tests", limit=100).items]
+        assert (waiting.count("run"), waiting.count("init"), waiting.count(None)) == (3, 15, 2)
+        assert here.supervisor.stages().init.waiting == 15
+        for number in range(20):
+            record = await here.supervisor.wait_done(f"j{number}", "tests")
+            assert record.reward == 1.0
+        assert record.timing.queue_init_s > 50
+        here.assert_clean()
+
+
 async def test_a_sandbox_that_dies_ends_the_attempt(autojump_clock: trio.testing.MockClock) -> None:
     """It is an environment error, even in the middle of a call to the engine."""
     backends = [FakeBackend(Script(latency=Latency(fixed_s=100.0)))]
