@@ -12,11 +12,13 @@ default:
 init: (_env "dev")
 
 # Real rollouts of a small real model in real sandboxes: from nothing to graded trajectories.
+[no-exit-message]
 demo *ARGS: (_env "demo")
     @PRORLD_PROGRAM="./just prorld" "{{ bin }}/prorld" demo "$@"
 
 # The command line of prorld, as in `./just prorld --help`.
 [no-cd]
+[no-exit-message]
 prorld *ARGS: (_env "demo")
     @PRORLD_PROGRAM="./just prorld" "{{ bin }}/prorld" "$@"
 
