@@ -17,8 +17,7 @@ demo *ARGS: (_env "demo")
     @PRORLD_PROGRAM="./just prorld" "{{ bin }}/prorld" demo "$@"
 
 # The command line of prorld, as in `./just prorld --help`.
-[no-cd]
-[no-exit-message]
+[no-cd, no-exit-message]
 prorld *ARGS: (_env "demo")
     @PRORLD_PROGRAM="./just prorld" "{{ bin }}/prorld" "$@"
 
