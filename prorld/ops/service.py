@@ -30,6 +30,8 @@ log: FilteringBoundLogger = structlog.get_logger("prorld.daemon")
 
 # From the end of the drain until nothing is left: the clean-ups of jobs, sandboxes and engines with their deadlines.
 TEARDOWN_S = 60.0
+# For clients to read what ended while the daemon drained.
+LINGER_S = 3.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +131,10 @@ class Running:
         with trio.move_on_after(within_s) as scope:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._until_second, nursery.cancel_scope, name="second signal")
+                had_jobs = not self.supervisor.is_idle
                 await self.supervisor.wait_idle()
+                # Results end with the process. Whoever waited for one has a moment to fetch it.
+                await trio.sleep(LINGER_S if had_jobs else 0)
                 nursery.cancel_scope.cancel("every job has ended")
         if scope.cancelled_caught:
             log.warning("daemon.killed", reason=f"the {within_s:g} s of the drain are over")

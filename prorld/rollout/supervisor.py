@@ -320,6 +320,11 @@ class Supervisor:
         """Whether new jobs are refused."""
         return self._draining
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no accepted job is left."""
+        return not self._live
+
     async def wait_idle(self) -> None:
         """Wait until no accepted job is left."""
         while self._book.live_count:

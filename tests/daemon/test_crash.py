@@ -139,3 +139,18 @@ def test_the_first_signal_drains_and_the_second_kills(tmp_path: Path) -> None:
         assert here.process.wait(15) == 0
         until(lambda: not alive(family), 2.0, "everything is gone")
         assert not (here.state / "endpoint.json").exists()
+
+
+def test_what_ended_while_draining_can_still_be_fetched(tmp_path: Path) -> None:
+    """Results live in memory: after the last job has ended there is a moment to read all of them."""
+    with scripted_engine(tmp_path, script(0.2)) as engine, daemon(tmp_path, engine) as here, here.client() as client:
+        names = [f"j{number}" for number in range(6)]
+        for name in names:
+            client.submit(job(name))
+        until(lambda: client.get("j0").state is JobState.RUNNING, 20, "jobs run")
+        here.process.send_signal(signal.SIGTERM)
+        for name in names:
+            record = client.wait(name)
+            assert record.outcome is not None
+            assert record.outcome.kind is OutcomeKind.OK
+        assert here.process.wait(30) == 0
