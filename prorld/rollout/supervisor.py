@@ -323,7 +323,7 @@ class Supervisor:
     @property
     def is_idle(self) -> bool:
         """Whether no accepted job is left."""
-        return not self._live
+        return self._book.live_count == 0
 
     async def wait_idle(self) -> None:
         """Wait until no accepted job is left."""
