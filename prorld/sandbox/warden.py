@@ -373,6 +373,8 @@ def main(arguments: list[str]) -> NoReturn:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (_OWN_FDS if hard < 0 else min(_OWN_FDS, hard), hard))
     libc = Libc()
+    # Whatever the daemon keeps to itself: sandboxes see the usual one, and other users pass through what is made here.
+    os.umask(0o022)
     if uid >= 0:
         try:
             expose(libc, arguments[3:], uid, gid)

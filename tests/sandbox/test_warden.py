@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,19 @@ async def test_runs_as_the_user_it_says(warden: Warden) -> None:
     assert (await child.tty.receive_some(100)).replace(b"\r", b"") == b"A=b\n"
     assert await child.wait() == 0
     child.close()
+
+
+@pytest.fixture
+def private_umask() -> Iterator[None]:
+    """A daemon that keeps its files to itself, as a service does."""
+    before = os.umask(0o077)
+    yield
+    os.umask(before)
+
+
+async def test_the_umask_of_the_daemon_is_the_daemons(private_umask: None, sandbox: Sandbox) -> None:
+    """Sandboxes come up and see the usual umask, whatever the daemon was started with."""
+    assert (await sandbox.bash("umask")).output == b"0022\n"
 
 
 async def test_goes_first_when_memory_is_short(sandbox: Sandbox) -> None:
