@@ -16,6 +16,7 @@ What a request says is never looked at here; that is the application's.
 
 from __future__ import annotations
 
+import math
 import socket
 from typing import Any, Final, cast
 
@@ -32,7 +33,7 @@ from hypercorn.protocol.h11 import H11Protocol
 from hypercorn.trio.task_group import TaskGroup
 from hypercorn.trio.tcp_server import MAX_RECV, TCPServer
 from hypercorn.trio.worker_context import WorkerContext
-from hypercorn.typing import AppWrapper, ConnectionState
+from hypercorn.typing import AppWrapper, ConnectionState, H11SendableEvent
 from hypercorn.utils import parse_socket_addr
 from structlog.typing import FilteringBoundLogger
 
@@ -48,6 +49,8 @@ log: FilteringBoundLogger = structlog.get_logger("prorld.http")
 _REQUEST_END_S: Final = 2.0
 _REFUSAL_S: Final = 1.0
 _HEADER_BYTES_MAX: Final = 32 << 10
+# A longer piece of a body goes out by itself: copying it would cost more than another call of the kernel.
+_JOINED_BYTES_MAX: Final = 64 << 10
 
 
 class ConnectionLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,12 +63,13 @@ class ConnectionLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ConnectionCount:
-    """How many connections are open, and how many may be."""
+    """How many connections are open, how many may be, and which of them wait for a request."""
 
     def __init__(self, most: int) -> None:
         assert most >= 1, most
         self._most = most
         self.live = 0
+        self.idle: set[Connection] = set()
 
     def enter(self) -> bool:
         """Count one more; whether there is room for it."""
@@ -74,10 +78,16 @@ class ConnectionCount:
         self.live += 1
         return True
 
-    def leave(self) -> None:
+    def leave(self, connection: Connection) -> None:
         """One less."""
         assert self.live > 0
         self.live -= 1
+        self.idle.discard(connection)
+
+    def end_idle(self) -> None:
+        """End the connections that wait for a request; one that is in a request ends after it."""
+        for connection in tuple(self.idle):
+            connection.end_idle()
 
 
 class Connection(TCPServer):
@@ -99,6 +109,9 @@ class Connection(TCPServer):
         self._count = count
         self._lingering = False
         self._life = trio.CancelScope()
+        # The deadline of an idle connection is that of the read it waits in, so it costs no task.
+        self._reading = trio.CancelScope()
+        self._idle_until = math.inf
 
     async def run(self) -> None:
         """Serve the connection. Nothing but a cancellation leaves this, and then the socket is closed."""
@@ -112,7 +125,7 @@ class Connection(TCPServer):
         except* Exception:
             log.exception("connection.crashed")
         finally:
-            self._count.leave()
+            self._count.leave(self)
             self._socket.close()
 
     async def _serve(self) -> None:
@@ -132,7 +145,7 @@ class Connection(TCPServer):
                     server,
                     self.protocol_send,
                 )
-                await self.idle_task.restart(group, self._idle_timeout)
+                self._becomes_idle()
                 await self._read_data()
                 self._drop()
 
@@ -144,9 +157,22 @@ class Connection(TCPServer):
             case Closed():
                 await self._end()
             case Updated(idle=True):
-                await self.idle_task.restart(self._task_group, self._idle_timeout)
+                self._becomes_idle()
             case _:
-                await self.idle_task.stop()
+                self._becomes_busy()
+
+    def _becomes_idle(self) -> None:
+        self._count.idle.add(self)
+        patience = 0.0 if self.context.terminated.is_set() else self._limits.keep_alive_s
+        self._idle_until = self._reading.deadline = trio.current_time() + patience
+
+    def _becomes_busy(self) -> None:
+        self._count.idle.discard(self)
+        self._idle_until = self._reading.deadline = math.inf
+
+    def end_idle(self) -> None:
+        """End the wait for a request; for the server, when it closes."""
+        self._reading.cancel("the server closes")
 
     async def _read_data(self) -> None:
         while data := await self._receive():
@@ -155,9 +181,12 @@ class Connection(TCPServer):
 
     async def _receive(self) -> bytes:
         try:
-            return await self._socket.recv(MAX_RECV)
+            # What has been read when the time is up is a request; so only the wait itself can be cut off.
+            with trio.CancelScope(deadline=self._idle_until) as self._reading:
+                return await self._socket.recv(MAX_RECV)
         except (OSError, trio.ClosedResourceError):
-            return b""
+            pass
+        return b""
 
     async def _send(self, data: bytes) -> None:
         async with self.send_lock:
@@ -207,13 +236,6 @@ class Connection(TCPServer):
             await self.context.terminated.wait()
         self._drop()
 
-    async def _idle_timeout(self) -> None:
-        with trio.move_on_after(self._limits.keep_alive_s):
-            await self.context.terminated.wait()
-        # A request may have begun in this very moment; its own end closes the connection then.
-        if self._http.stream is None:
-            self._drop()
-
     async def _refuse(self) -> None:
         try:
             with trio.move_on_after(_REFUSAL_S):
@@ -235,6 +257,8 @@ class _PlainHttp(H11Protocol):
         """Whether bytes that nobody will read may still arrive."""
         return self.connection.their_state in (h11.SEND_BODY, h11.ERROR)
 
+    _unsent = b""
+
     async def stream_send(self, event: StreamEvent) -> None:
         if not isinstance(event, StreamClosed):
             await super().stream_send(event)
@@ -243,6 +267,25 @@ class _PlainHttp(H11Protocol):
             await super().stream_send(event)
         if scope.cancelled_caught:
             await self.send(Closed())
+
+    async def _send_h11_event(self, event: H11SendableEvent) -> None:
+        """Encode and send; a head that names the length of its body waits for it, so most answers are one packet."""
+        try:
+            data = self.connection.send(event) or b""
+        except h11.LocalProtocolError:
+            if self.connection.their_state is not h11.ERROR:
+                raise
+            return
+        if self._unsent and len(data) > _JOINED_BYTES_MAX:
+            await self._send_unsent()
+        self._unsent += data
+        if not (isinstance(event, h11.Response) and any(name == b"content-length" for name, _ in event.headers)):
+            await self._send_unsent()
+
+    async def _send_unsent(self) -> None:
+        data, self._unsent = self._unsent, b""
+        if data:
+            await self.send(RawData(data))
 
     async def _check_protocol(self, event: h11.Request) -> None:
         """Offer no other protocol."""

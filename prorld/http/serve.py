@@ -74,6 +74,7 @@ async def run_http(
                     grace.deadline = trio.current_time() + grace_s
                     app.holds.close()
                     await context.terminated.set()
+                    count.end_idle()
         log.info("http.closed", address=place.address, cut=grace.cancelled_caught)
 
 
