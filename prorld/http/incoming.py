@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from functools import cache
 from typing import TypeVar, cast
 
 import msgspec
@@ -43,8 +44,7 @@ def query(kind: type[StructT]) -> StructT:
     """The parameters behind the question mark; one that is unknown, or given twice, is refused by name."""
     if kind is AnyParameters:
         return kind()
-    known = msgspec.structs.fields(kind)
-    names = {field.encode_name for field in known}
+    names = _names(kind)
     found: dict[str, str] = {}
     for name, value in request.args.items(multi=True):
         if name not in names:
@@ -56,6 +56,12 @@ def query(kind: type[StructT]) -> StructT:
         return msgspec.convert(found, kind, strict=False)
     except msgspec.ValidationError as exc:
         raise refused(exc, "the query") from exc
+
+
+@cache
+def _names(kind: type[msgspec.Struct]) -> frozenset[str]:
+    """The parameters of a kind. Kinds are classes of this room, so there are few."""
+    return frozenset(field.encode_name for field in msgspec.structs.fields(kind))
 
 
 async def body(kind: type[StructT], *, optional: bool = False) -> StructT:
