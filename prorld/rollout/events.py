@@ -30,7 +30,7 @@ class EventLog:
     def __init__(self, *, kept_max: int = EVENTS_KEPT_MAX, tell: Callable[[JobEvent], None] | None = None) -> None:
         self._kept: deque[JobEvent] = deque(maxlen=kept_max)
         self._last = 0
-        self._changed = trio.Event()
+        self._changed: trio.Event | None = None
         self._tell = tell
 
     @property
@@ -43,8 +43,9 @@ class EventLog:
         self._last += 1
         made = JobEvent(seq=self._last, event=event, at=at, data=data)
         self._kept.append(made)
-        changed, self._changed = self._changed, trio.Event()
-        changed.set()
+        if self._changed is not None:
+            self._changed.set()
+            self._changed = None
         if self._tell is not None:
             self._tell(made)
 
@@ -60,6 +61,8 @@ class EventLog:
     async def wait_after(self, seq: int) -> None:
         """Wait until there is an event with a higher number. The caller's scope bounds the wait."""
         while self._last <= seq:
+            # Made by the first who waits: most jobs are followed by nobody.
+            self._changed = self._changed or trio.Event()
             await self._changed.wait()
         await trio.lowlevel.checkpoint()
 
@@ -71,7 +74,7 @@ class Feed:
         self._clock = clock
         self._kept: deque[Event] = deque(maxlen=kept_max)
         self._last = 0
-        self._changed = trio.Event()
+        self._changed: trio.Event | None = None
 
     @property
     def last(self) -> int:
@@ -92,8 +95,9 @@ class Feed:
     def _add(self, event: Event) -> None:
         self._last = event.seq
         self._kept.append(event)
-        changed, self._changed = self._changed, trio.Event()
-        changed.set()
+        if self._changed is not None:
+            self._changed.set()
+            self._changed = None
 
     def after(self, seq: int, limit: int, tenant: str | None) -> tuple[Sequence[Event], int]:
         """What a tenant (``None``: an admin) may see after a number, and the number up to which that is everything.
@@ -133,8 +137,8 @@ class Feed:
             found, seq = self.after(seq, 1, tenant)
             if found:
                 return
-            changed = self._changed
-            await changed.wait()
+            self._changed = self._changed or trio.Event()
+            await self._changed.wait()
 
 
 def _missed(seq: int, gone: int) -> dict[str, Any]:

@@ -141,7 +141,8 @@ async def attempt(
                     metrics=world.metrics,
                 )
                 outcome = await stages(job)
-                nursery.cancel_scope.cancel("the attempt is over")
+                if nursery.child_tasks:
+                    nursery.cancel_scope.cancel("the attempt is over")
     except* Exception as group:
         error = _leading(group)
         if outcome is not None:

@@ -121,7 +121,9 @@ async def run_stage(
                     except Exception as exc:
                         in_time += [] if scope.cancel_called else [exc]
                         raise
-                    nursery.cancel_scope.cancel(f"{stage} is over")
+                    # Most stages leave nobody behind, and a cancellation costs more than the question.
+                    if nursery.child_tasks:
+                        nursery.cancel_scope.cancel(f"{stage} is over")
         except Exception as exc:
             # What a stage raises while its time is up is a consequence of the time-out and not the cause of the end;
             # what it raised before, only to clean up beyond its time, is the cause.

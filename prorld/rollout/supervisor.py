@@ -164,7 +164,8 @@ class Supervisor:
         self._idle = trio.Event() if self._idle.is_set() else self._idle
         nursery.start_soon(live, entry, self._world, self._tell, name=f"job {entry.spec.job_id}")
         self._world.metrics.job_accepted(entry.spec.handler)
-        log.info("job.queued", job_id=entry.spec.job_id, handler=entry.spec.handler, tenant=tenant)
+        # At debug: the one line at its end says it all, and each line costs as much as a stage.
+        log.debug("job.queued", job_id=entry.spec.job_id, handler=entry.spec.handler, tenant=tenant)
         return Accepted(entry.record(), is_new=True)
 
     def _must_be_over(self, job_id: str, tenant: str) -> None:
