@@ -40,7 +40,18 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True):
 class Branch:
     """Token ids, mask and log-probabilities of one branch. Nothing is ever removed or rewritten."""
 
-    __slots__ = ("_ids", "_logprobs", "_mask", "_segments", "_versions", "fork_at", "index", "parent", "reason")
+    __slots__ = (
+        "_ids",
+        "_logprobs",
+        "_mask",
+        "_sampled",
+        "_segments",
+        "_versions",
+        "fork_at",
+        "index",
+        "parent",
+        "reason",
+    )
 
     def __init__(
         self, index: int = 0, *, parent: int | None = None, fork_at: int | None = None, reason: ForkReason | None = None
@@ -51,6 +62,7 @@ class Branch:
         self.reason: ForkReason | None = reason
         self._ids = array("i")
         self._mask = bytearray()
+        self._sampled = 0
         self._logprobs = array("f")
         self._segments: list[Segment] = []
         self._versions: list[VersionSpan] = []
@@ -89,7 +101,7 @@ class Branch:
     @property
     def sampled(self) -> int:
         """How many tokens the policy sampled in this branch."""
-        return sum(self._mask)
+        return self._sampled
 
     def append_given(self, ids: Sequence[int], source: Source, message: Message | None = None) -> None:
         """Grow by tokens that the policy did not sample."""
@@ -100,7 +112,7 @@ class Branch:
         start = len(self)
         self._ids.extend(ids)
         self._mask.extend(bytes(len(ids)))
-        self._logprobs.extend([0.0] * len(ids))
+        self._logprobs.frombytes(bytes(len(ids) * self._logprobs.itemsize))
         self._segments.append(Segment(start=start, end=len(self), source=source, message=message))
         self._grow_versions(VersionSpan(start=start, end=len(self)))
 
@@ -127,6 +139,7 @@ class Branch:
         start = len(self)
         self._ids.extend(ids)
         self._mask.extend(b"\x01" * len(ids))
+        self._sampled += len(ids)
         self._logprobs.extend(logprobs)
         self._segments.append(
             Segment(

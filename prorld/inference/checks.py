@@ -26,6 +26,8 @@ __all__ = [
 
 # What engines write for a log-probability that is missing or not a number.
 LOGPROB_SENTINEL = -9999.0
+# Rounding of an engine; a probability is at most one.
+LOGPROB_MAX = 1e-3
 
 # Ids are kept in packed signed arrays of this many bits.
 TOKEN_ID_MAX = 2**31 - 1
@@ -35,9 +37,10 @@ _FINISH_REASONS: frozenset[str] = frozenset(get_args(FinishReason))
 
 def checked_token_ids(ids: Sequence[int], where: str) -> array[int]:
     """The ids as a packed array."""
-    for token in ids:
-        if not 0 <= token <= TOKEN_ID_MAX:
-            raise MalformedReply(f"{where}: {token} is no token id")
+    # By the extremes, which costs a tenth of a look at each; a reply has thousands of tokens.
+    if ids and not (min(ids) >= 0 and max(ids) <= TOKEN_ID_MAX):
+        wrong = next(token for token in ids if not 0 <= token <= TOKEN_ID_MAX)
+        raise MalformedReply(f"{where}: {wrong} is no token id")
     return array("i", ids)
 
 
@@ -56,12 +59,25 @@ def checked_logprobs(
         raise MalformedReply(f"{where}: {len(ids)} tokens but {len(logprobs)} log-probabilities")
     if logprob_ids is not None and list(logprob_ids) != list(ids):
         raise MalformedReply(f"{where}: the log-probabilities are of other tokens than those sampled")
+    if not _all_plausible(logprobs):
+        _refuse_logprobs(logprobs, where)
+    return array("f", logprobs)
+
+
+def _all_plausible(logprobs: Sequence[float]) -> bool:
+    """Whether no value can be wrong. The sum is finite only where every value is: between the bounds none overflows."""
+    if not logprobs:
+        return True
+    return math.isfinite(sum(logprobs)) and min(logprobs) > LOGPROB_SENTINEL and max(logprobs) <= LOGPROB_MAX
+
+
+def _refuse_logprobs(logprobs: Sequence[float], where: str) -> None:
+    """Say which value is wrong."""
     for position, value in enumerate(logprobs):
         if not math.isfinite(value) or value <= LOGPROB_SENTINEL:
             raise MalformedReply(f"{where}: log-probability {value} at {position} is no evidence of sampling")
-        if value > 1e-3:
+        if value > LOGPROB_MAX:
             raise MalformedReply(f"{where}: log-probability {value} at {position} is above zero")
-    return array("f", logprobs)
 
 
 def checked_finish(reason: str | None, sampled: int, where: str) -> FinishReason:
