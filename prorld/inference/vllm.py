@@ -48,7 +48,8 @@ GENERATE_PATH = "/inference/v1/generate"
 ABORT_PATH = "/inference/v1/abort_requests"
 COMPLETIONS_PATH = "/v1/completions"
 
-CONNECTIONS_MAX = 1024
+# One call, one socket: fewer than agents on one engine would make them queue here, where no priority is known.
+CONNECTIONS_MAX = 4096
 RESPONSE_BYTES_MAX = 64 * 1024 * 1024
 
 _RUNNING = "vllm:num_requests_running"
