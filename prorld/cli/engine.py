@@ -1,0 +1,89 @@
+"""``prorld engine``: an engine in the foreground, and in the pool of a running daemon for as long."""
+
+from __future__ import annotations
+
+import argparse
+from functools import partial
+from typing import TYPE_CHECKING
+
+from prorld.cli.common import Help, add_client_options, client_of, epilog, positive
+from prorld.cli.exits import Exit, UsageError
+
+if TYPE_CHECKING:
+    from prorld.cli.engine_run import Start
+    from prorld.client import Client
+
+SUMMARY = "start an engine, and register it at the daemon"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.description = "Engines beside the daemon."
+    parser.epilog = epilog(
+        ("prorld engine start --register", "the embedded engine, for the daemon of this host"),
+        ("prorld engine start vllm --model /models/qwen3-8b --register", "vLLM with what prorld needs"),
+        ("prorld engine start vllm --model /models/qwen3-8b -- --tensor-parallel-size 2", "flags of vLLM"),
+    )
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True, title="actions")
+    start = actions.add_parser("start", help="run an engine until Ctrl-C", formatter_class=Help)
+    start.description = (
+        "Runs an engine in the foreground until Ctrl-C or SIGTERM, or until it ends. It ends with this command, even\n"
+        "where the command is killed. With --register the daemon uses it meanwhile, after a restart, too."
+    )
+    start.add_argument("kind", nargs="?", choices=("embedded", "vllm"), default="embedded", help="(default embedded)")
+    start.add_argument("--model", metavar="FILE", help="GGUF file, or what vLLM takes as a model (default: bundled)")
+    start.add_argument("--register", action="store_true", help="add it to the daemon, remove it at the end")
+    start.add_argument("--policy", default="default", metavar="NAME", help="the policy it serves (default: default)")
+    start.add_argument("--max-inflight", type=positive, metavar="N", help="calls that the daemon sends at once")
+    embedded = start.add_argument_group("embedded")
+    embedded.add_argument("--slots", type=positive, default=4, metavar="N", help="sequences at once (default 4)")
+    embedded.add_argument("--context", type=positive, default=4096, metavar="N", help="tokens of each (default 4096)")
+    embedded.add_argument("--threads", type=positive, metavar="N", help="threads (default: half of the cores, up to 4)")
+    vllm = start.add_argument_group("vllm")
+    vllm.add_argument("--python", metavar="PATH", help="a Python that has vLLM (default: this one)")
+    vllm.add_argument("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1)")
+    vllm.add_argument("--port", type=int, default=0, metavar="N", help="port (default: a free one)")
+    vllm.add_argument(
+        "--no-control", action="store_true", help="without the token endpoint and the routes that load weights"
+    )
+    vllm.add_argument("more", nargs="*", metavar="-- FLAG", help="anything else that vLLM takes")
+    add_client_options(start)
+    start.set_defaults(act=_start)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Do what was asked."""
+    return int(args.act(args))
+
+
+def _start(args: argparse.Namespace) -> int:
+    if args.kind == "vllm" and args.model is None:
+        raise UsageError("name a model for vLLM with --model")
+    if args.kind == "embedded" and args.more:
+        raise UsageError(f"the embedded engine takes no {' '.join(args.more)}")
+
+    from prorld.cli.engine_run import Registration, run_engine
+    from prorld.cli.local import silence_logs
+    from prorld.cli.running import run_trio
+
+    silence_logs()
+    registration = None
+    if args.register:
+        # A daemon that is not there is a matter of typing, and told before a model is loaded.
+        with client_of(args) as client:
+            client.ready()
+        connect: partial[Client] = partial(client_of, args, patience_s=2.0)
+        registration = Registration(connect=connect, policy=args.policy, max_inflight=args.max_inflight)
+    run_trio(partial(run_engine, _starter(args), registration))
+    return Exit.OK
+
+
+def _starter(args: argparse.Namespace) -> Start:
+    from prorld.cli.engine_run import start_embedded, start_vllm
+
+    if args.kind == "vllm":
+        return partial(
+            start_vllm, args.model, python=args.python, host=args.host, port=args.port,
+            control=not args.no_control, more=args.more,
+        )  # fmt: skip
+    return partial(start_embedded, args.model, slots=args.slots, context=args.context, threads=args.threads)

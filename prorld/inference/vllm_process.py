@@ -1,0 +1,131 @@
+"""A vLLM server of our own: in a child process group that lives as long as this actor, with what prorld needs opened.
+
+It owns the process and knows its flags; ``VllmBackend`` does the talking. What the server says goes to our own stderr.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+
+import msgspec
+import structlog
+import trio
+from structlog.typing import FilteringBoundLogger
+
+from prorld.errors import BackendError, ConfigError
+from prorld.inference.vllm import VllmBackend
+from prorld.kit.cleanup import shielded
+from prorld.kit.process import Child, child
+
+__all__ = ["VllmProcess", "run_vllm", "vllm_argv"]
+
+log: FilteringBoundLogger = structlog.get_logger()
+
+READY_SECONDS_MAX = 1800.0
+POLL_SECONDS = 0.5
+CLOSE_SECONDS_MAX = 5.0
+# A server that frees a GPU takes its time.
+TERM_SECONDS = 20.0
+
+# The token endpoint and, with the variable, the routes that pause it and load weights. They ask for no token.
+CONTROL_FLAG = "--enable-scale-out"
+CONTROL_VARIABLE = "VLLM_SERVER_DEV_MODE"
+_MODULE = "vllm.entrypoints.openai.api_server"
+_CURE = "pip install 'prorld[vllm]', or name a Python that has it with --python"
+
+
+class VllmProcess(msgspec.Struct, frozen=True, kw_only=True):
+    """A ready server."""
+
+    url: str
+    model: str
+    pid: int
+
+
+def vllm_argv(python: str, model: str, *, host: str, port: int, control: bool, more: Sequence[str] = ()) -> list[str]:
+    """The command line of the server; ``more`` comes last, so it wins."""
+    argv = [python, "-m", _MODULE, "--model", model, "--host", host, "--port", str(port)]
+    return [*argv, *([CONTROL_FLAG] if control else []), *more]
+
+
+async def run_vllm(
+    model: str,
+    *,
+    python: str | None = None,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    control: bool = True,
+    more: Sequence[str] = (),
+    ready_seconds_max: float = READY_SECONDS_MAX,
+    task_status: trio.TaskStatus[VllmProcess] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Run the server until cancelled; hands it out when it answers.
+
+    Raises ``ConfigError`` where vLLM is not installed, ``BackendError`` when the server does not start or ends.
+    """
+    if python is None and find_spec("vllm") is None:
+        raise ConfigError(f"vLLM is not installed here; {_CURE}")
+    if control and host not in ("127.0.0.1", "localhost", "::1"):
+        raise ConfigError(f"{host} can be reached by others and the control routes ask for no token; use --no-control")
+    number = port or _free_port(host)
+    argv = vllm_argv(python or sys.executable, model, host=host, port=number, control=control, more=more)
+    url = f"http://{f'[{host}]' if ':' in host else host}:{number}"
+    failure = ""
+    async with trio.open_nursery() as nursery:
+        start = partial(
+            child, _tied(argv), env=_environment(control=control), stdout="inherit", stderr="inherit",
+            lifeline=True, term_seconds=TERM_SECONDS,
+        )  # fmt: skip
+        process: Child = await nursery.start(start, name="vllm")
+        with trio.move_on_after(ready_seconds_max) as patience:
+            if await _answers(url, process):
+                log.info("engine.started", url=url, pid=process.pid)
+                patience.deadline = float("inf")
+                task_status.started(VllmProcess(url=url, model=model, pid=process.pid))
+                failure = f"ended by itself with code {await process.wait()}"
+            else:
+                failure = f"did not start, code {process.exit_code}"
+        failure = failure or f"was not ready within {ready_seconds_max:g} s"
+        nursery.cancel_scope.cancel(failure)
+    log.error("engine.exited", url=url, reason=failure)
+    raise BackendError(f"vLLM {failure}; what it said is above", code="vllm_process", retryable=False)
+
+
+def _tied(argv: Sequence[str]) -> list[str]:
+    script = Path(__file__).with_name("lifeline_exec.py")
+    return [sys.executable, "-P", str(script), *argv]
+
+
+def _environment(*, control: bool) -> dict[str, str]:
+    """Ours: the user started it and vLLM has a hundred variables. What configures prorld is none of its business."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PRORLD")}
+    return {**kept, CONTROL_VARIABLE: "1"} if control else kept
+
+
+async def _answers(url: str, process: Child) -> bool:
+    """Ask until it answers or has ended."""
+    backend = VllmBackend(url)
+    try:
+        while process.exit_code is None:
+            if await backend.healthy():
+                return True
+            await trio.sleep(POLL_SECONDS)
+        return False
+    finally:
+        with shielded(CLOSE_SECONDS_MAX, f"closing {url}"):
+            await backend.aclose()
+
+
+def _free_port(host: str) -> int:
+    """A port that nobody listens on now; the server can't take one of its own choice and tell."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.bind((host, 0))
+        port: int = probe.getsockname()[1]
+        return port
