@@ -149,6 +149,12 @@ def _inlined(schema: dict[str, Any], components: dict[str, Any]) -> dict[str, An
 
 def _refine(components: dict[str, Any]) -> None:
     """What a type checks in words of Python, in words of JSON Schema."""
-    selectors = ("job_ids", "group_id", "batch_id")
     if "CancelJobs" in components:
+        selectors = ("job_ids", "group_id", "batch_id")
         components["CancelJobs"]["oneOf"] = [{"required": [name]} for name in selectors]
+    if "SubmitJob" in components:
+        by_source = {"properties": {"data_source": {"type": "string"}}, "required": ["data_source"]}
+        components["SubmitJob"]["anyOf"] = [
+            {"properties": {"handler": {"type": "string"}}, "required": ["handler"]},
+            {"properties": {"instance": by_source}, "required": ["instance"]},
+        ]

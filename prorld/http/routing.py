@@ -12,9 +12,11 @@ from typing import Any, Final, Generic, Literal, TypeVar
 
 import msgspec
 from quart import Quart, Response
+from werkzeug.routing import BaseConverter
 
 from prorld.http.auth import Caller, Role
 from prorld.http.incoming import body, caller, query
+from prorld.wire.jobs import COLLECTION_VERBS
 
 __all__ = ["Call", "NoBody", "Route", "add_routes"]
 
@@ -78,7 +80,15 @@ class Route(Generic[QueryT, BodyT]):
         return await self.handler(Call(query=asked, body=sent, path=path, caller=who))
 
 
+class _Segment(BaseConverter):
+    """One segment of a path that is no verb on the collection: ``/v1/jobs/cancel`` is no job."""
+
+    regex = rf"(?!(?:{'|'.join(COLLECTION_VERBS)})(?:/|$))[^/]+"
+    part_isolating = True
+
+
 def add_routes(app: Quart, routes: Sequence[Route[Any, Any]]) -> None:
     """Register the rows."""
+    app.url_map.converters["default"] = _Segment
     for row in routes:
         app.add_url_rule(row.path, row.name, row.serve, methods=[row.method])

@@ -13,6 +13,7 @@ from prorld.domain.job import AgentLimits, Attempt, JobState, Sampling, StageTim
 from prorld.domain.outcome import Outcome, Stage, StopReason, Verdict
 
 __all__ = [
+    "COLLECTION_VERBS",
     "CancelAnswer",
     "CancelJob",
     "CancelJobs",
@@ -24,7 +25,12 @@ __all__ = [
     "VersionSpan",
 ]
 
+# What stands in a path where an id could stand, and is therefore none.
+COLLECTION_VERBS = ("cancel",)
+_RESERVED = "|".join(COLLECTION_VERBS)
+
 ClientId = Annotated[str, Meta(pattern=CLIENT_ID_PATTERN)]
+NewJobId = Annotated[str, Meta(pattern=rf"^(?!(?:{_RESERVED})$){CLIENT_ID_PATTERN.removeprefix('^')}")]
 Name = Annotated[str, Meta(min_length=1, max_length=128)]
 
 
@@ -32,7 +38,7 @@ class SubmitJob(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """``POST /v1/jobs``: one rollout of one instance."""
 
     instance: dict[str, Any]
-    job_id: ClientId | None = None
+    job_id: NewJobId | None = None
     handler: Name | None = None
     policy: Name = "default"
     sampling: Sampling = Sampling()
@@ -120,4 +126,4 @@ class JobPage(msgspec.Struct, frozen=True, kw_only=True):
 class RequeueJob(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """``POST /v1/jobs/{id}/requeue``: the id of the new job; with one the call may be repeated."""
 
-    job_id: ClientId | None = None
+    job_id: NewJobId | None = None

@@ -378,10 +378,18 @@ class FakeBackends:
 class World:
     """An application over the fakes."""
 
-    def __init__(self, *, auth: Auth | None = None, body_bytes_max: int = 1 << 20) -> None:
+    def __init__(
+        self,
+        *,
+        auth: Auth | None = None,
+        body_bytes_max: int = 1 << 20,
+        service: Any = None,
+        looks: Any = None,
+        hold_s_max: float = 60.0,
+    ) -> None:
         self.clients: list[Client] = []
-        self.service = FakeService()
-        self.looks = FakeLooks(self.service)
+        self.service = service or FakeService()
+        self.looks = looks or FakeLooks(self.service)
         self.backends = FakeBackends()
         self.missing: list[Condition] = []
         self.sandboxes: list[SandboxRow] = []
@@ -398,6 +406,7 @@ class World:
                 tasks=lambda: TaskTree(tasks=1, root=TaskNode(name="root", age_s=1.0, waits_at="")),
                 auth=auth or book(),
                 body_bytes_max=body_bytes_max,
+                hold_s_max=hold_s_max,
             )
         )
 
