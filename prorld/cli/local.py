@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
+import io
 import sys
 import tomllib
 from collections.abc import Iterable
 from importlib.metadata import EntryPoint
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO, cast
 
 from prorld.cli.common import read_text
 from prorld.cli.exits import UsageError
@@ -28,12 +28,18 @@ class BrokenHandlerError(ProrldError):
     code = "handler_broken"
 
 
+class _Nowhere(io.TextIOBase):
+    """Takes what is written and keeps nothing."""
+
+    def write(self, text: str, /) -> int:
+        return len(text)
+
+
 def silence_logs() -> None:
     """Let a command say itself what the daemon would log."""
     from prorld.log import configure
 
-    # Stays open: the process logs into it until its end.
-    configure("error", "json", stream=open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115
+    configure("error", "json", stream=cast("TextIO", _Nowhere()))
 
 
 def installed(name: str | None = None) -> Registry:

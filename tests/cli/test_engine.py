@@ -1,0 +1,266 @@
+"""``prorld engine start``: known to the daemon as long as it runs, and gone with the command, however that ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import trio
+
+from prorld.cli import engine_run
+from prorld.cli.engine_run import Registration, Running, run_engine
+from prorld.client import ClientError
+from prorld.errors import BackendError
+from prorld.inference.vllm_process import vllm_argv
+from prorld.wire.ops import AddBackend, BackendInfo, BackendList
+from tests.daemon.support import environ, until
+
+ENGINE = Running(kind="vllm", url="http://127.0.0.1:1", model="m", pid=1)
+
+
+class Book:
+    """The engines that a daemon knows; ``away`` makes it unreachable."""
+
+    def __init__(self) -> None:
+        self.items: dict[str, AddBackend] = {}
+        self.log: list[str] = []
+        self.away = False
+
+    def __enter__(self) -> Book:  # noqa: PYI034
+        if self.away:
+            raise ClientError("no daemon", code="no_daemon")
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        """Nothing is held."""
+
+    def _info(self, backend_id: str) -> BackendInfo:
+        request = self.items[backend_id]
+        return BackendInfo(
+            backend_id=backend_id, url=request.url, kind=request.kind, policy=request.policy, state="up", model="m",
+            max_context_tokens=1,
+        )  # fmt: skip
+
+    def backends(self) -> BackendList:
+        return BackendList(items=[self._info(backend_id) for backend_id in self.items])
+
+    def add_backend(self, request: AddBackend) -> BackendInfo:
+        backend_id = f"b-{len(self.log)}"
+        self.items[backend_id] = request
+        self.log.append("added")
+        return self._info(backend_id)
+
+    def remove_backend(self, backend_id: str) -> None:
+        del self.items[backend_id]
+        self.log.append("removed")
+
+
+@pytest.fixture
+def book(monkeypatch):
+    """A daemon's engines, looked at often."""
+    monkeypatch.setattr(engine_run, "LOOK_S", 0.01)
+    return Book()
+
+
+async def wait_for(condition) -> None:
+    """What threads do has no event."""
+    with trio.fail_after(5):
+        while not condition():  # noqa: ASYNC110
+            await trio.sleep(0.005)
+
+
+def tell_to_end() -> None:
+    """The command's own way out."""
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def registration(book: Book) -> Registration:
+    """At that daemon."""
+    return Registration(connect=cast("Any", lambda: book), policy="actor", max_inflight=7)
+
+
+async def lives(nursery: trio.Nursery) -> Running:
+    """An engine that runs until it is cancelled."""
+    nursery.start_soon(trio.sleep_forever)
+    await trio.lowlevel.checkpoint()
+    return ENGINE
+
+
+async def test_it_is_known_while_it_runs_and_removed_at_the_end(book):
+    """As the policy and with the bound that were asked for, once."""
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(run_engine, lives, registration(book))
+        await wait_for(lambda: book.items)
+        (request,) = book.items.values()
+        assert (request.url, request.policy, request.max_inflight) == (ENGINE.url, "actor", 7)
+        tell_to_end()
+    assert (book.items, book.log) == ({}, ["added", "removed"])
+
+
+async def test_a_daemon_that_was_started_anew_is_told_again(book):
+    """While it is away nothing happens; when it is back without the engine, it gets it."""
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(run_engine, lives, registration(book))
+        await wait_for(lambda: book.items)
+        book.away = True
+        book.items.clear()
+        await trio.sleep(0.05)
+        book.away = False
+        await wait_for(lambda: book.items)
+        tell_to_end()
+    assert book.log == ["added", "added", "removed"]
+
+
+async def test_an_engine_that_dies_ends_the_command_and_leaves_no_entry(book):
+    """With the reason."""
+
+    async def dies() -> None:
+        await wait_for(lambda: book.items)
+        raise BackendError("out of memory")
+
+    async def start(nursery: trio.Nursery) -> Running:
+        nursery.start_soon(dies)
+        await trio.lowlevel.checkpoint()
+        return ENGINE
+
+    with pytest.RaisesGroup(BackendError, flatten_subgroups=True):
+        await run_engine(start, registration(book))
+    assert book.items == {}
+
+
+def test_the_flags_of_the_user_come_last():
+    """They win over ours; without control nothing is opened."""
+    argv = vllm_argv("py", "m", host="h", port=1, control=True, more=["--port", "2"])
+    assert argv[-3:] == ["--enable-scale-out", "--port", "2"]
+    assert "--enable-scale-out" not in vllm_argv("py", "m", host="h", port=1, control=False)
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "words"),
+    [
+        (("vllm",), 2, "--model"),
+        (("embedded", "--", "--dtype", "x"), 2, "--dtype"),
+        (("vllm", "--model", "m", "--register"), 69, "prorld serve"),
+    ],
+)
+def test_wrong_uses_are_told(cli, flags, code, words):
+    """Before anything is started."""
+    done = cli("engine", "start", *flags)
+    assert done[0] == code
+    assert words in done[2]
+
+
+@pytest.mark.skipif(find_spec("vllm") is not None, reason="vLLM is installed")
+def test_without_vllm_the_cure_is_told(cli):
+    """One line: the extra, or another Python."""
+    code, _, err = cli("engine", "start", "vllm", "--model", "m")
+    assert code == 78
+    assert "prorld[vllm]" in err
+    assert "--python" in err
+    assert err.count("\n") == 2
+
+
+def test_control_routes_stay_on_this_machine(cli):
+    """They ask for no token, so others must not reach them."""
+    code, _, err = cli("engine", "start", "vllm", "--model", "m", "--python", "py", "--host", "0.0.0.0")
+    assert code == 78
+    assert "--no-control" in err
+
+
+FAKE_SERVER = """
+import argparse, os, sys
+parser = argparse.ArgumentParser()
+parser.add_argument("--model"); parser.add_argument("--host"); parser.add_argument("--port")
+parser.add_argument("--enable-scale-out", action="store_true")
+given = parser.parse_args()
+assert given.enable_scale_out and os.environ["VLLM_SERVER_DEV_MODE"] == "1"
+if given.model == "broken":
+    sys.exit("no such model")
+sys.argv = ["engine", "--host", given.host, "--port", given.port, "--stay"]
+from prorld.testing.scripted_engine.__main__ import main
+main()
+"""
+
+
+@pytest.fixture
+def start_vllm(tmp_path):
+    """Starts the command with a package that is called vllm and speaks its protocol."""
+    package = tmp_path / "lib/vllm/entrypoints/openai"
+    package.mkdir(parents=True)
+    for folder in (package, package.parent, package.parent.parent):
+        (folder / "__init__.py").touch()
+    (package / "api_server.py").write_text(FAKE_SERVER)
+    env = environ(tmp_path / "state")
+    env["PYTHONPATH"] = f"{tmp_path / 'lib'}{os.pathsep}{env['PYTHONPATH']}"
+    started: list[subprocess.Popen[str]] = []
+
+    def start(model: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "prorld.cli", "engine", "start", "vllm", "--model", model]
+        pipe = subprocess.PIPE
+        process = subprocess.Popen(command, env=env, stdout=pipe, stderr=pipe, text=True)
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs, zombies left out."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 0), (signal.SIGKILL, -9)])
+def test_the_server_ends_with_the_command(start_vllm, number, code):
+    """Asked or killed: nothing of it is left."""
+    process = start_vllm("m")
+    for line in process.stdout:
+        if line.startswith("vllm engine at"):
+            break
+    else:
+        pytest.fail(process.stderr.read())
+    pid = int(line.rpartition("pid ")[2])
+    assert alive(pid)
+    began = time.monotonic()
+    process.send_signal(number)
+    assert process.wait(30) == code
+    until(lambda: not alive(pid), 10, "the server is gone")
+    assert time.monotonic() - began < 15
+
+
+@pytest.mark.slow
+def test_a_server_that_does_not_start_is_told(start_vllm):
+    """What it said stands above the one line of ours."""
+    process = start_vllm("broken")
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert "no such model" in err
+    assert "vLLM did not start, code 1" in err
+
+
+@pytest.mark.real
+@pytest.mark.skipif(find_spec("xllamacpp") is None, reason="the embedded engine is not installed")
+def test_the_embedded_engine_starts(tmp_path):
+    """It says where it is, and ends when told."""
+    command = [sys.executable, "-m", "prorld.cli", "engine", "start", "--slots", "1"]
+    with subprocess.Popen(
+        command, env=environ(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert "llamacpp engine at http://127.0.0.1:" in process.stdout.readline()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
