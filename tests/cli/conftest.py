@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+import structlog
 
 from prorld.cli.main import main
 from prorld.domain.branch import Branch, VersionSpan
@@ -93,4 +94,6 @@ def cli(capsys, monkeypatch, tmp_path):
         out, err = capsys.readouterr()
         return code, out, err
 
-    return call_cli
+    yield call_cli
+    # A command that runs without a daemon silences its logs, for the whole process.
+    structlog.reset_defaults()
