@@ -39,7 +39,7 @@ from prorld.wire.ops import AddBackend
 from tests.real.vllm_server import CONTEXT_TOKENS, VllmServer, vllm_server
 from tests.tokens.support import embedded_model
 
-PYTHON = os.environ.get("PRORLD_TEST_VLLM")
+PYTHON = os.environ.get("PRORLD_TEST_VLLM") or None
 ROOT = Path(__file__).parents[2]
 MODEL_SECONDS_MAX = 180
 WAIT_SECONDS_MAX = 60.0
@@ -245,10 +245,9 @@ async def test_two_engines_of_one_model_agree(server: VllmServer, tokenizer: HfT
             assert fmean(gaps) < GAP_MEAN_MAX, (text, gaps)
 
 
+@pytest.mark.parametrize("server", [True], ids=["scale-out"], indirect=True)
 async def test_an_abort_and_new_weights_are_told_by_token(server: VllmServer, tokenizer: HfTokenizer) -> None:
     """A call that goes through a change of version and is aborted comes back with its part and both versions."""
-    if not server.scale_out:
-        pytest.skip("a plain server has no control routes")
     async with client(server) as backend:
         engine = under_test(backend, tokenizer)
         request = engine.request(prompt=tokenizer.encode(SURE[0]), max_tokens=900, sampling=GREEDY)
