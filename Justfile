@@ -29,7 +29,7 @@ test *ARGS: (_env "dev")
 test-fast *ARGS: (_env "dev")
     @"{{ bin }}/pytest" -m "not slow and not real" "$@"
 
-# Tests on the real things of this machine: engines, sandboxes (all that there are when none is named).
+# Tests on real things: engines, sandboxes, systemd, slurm (all that there are when none is named).
 test-real *NAMES: (_env "dev")
     @scripts/test-real "$@"
 

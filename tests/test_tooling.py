@@ -17,6 +17,7 @@ SHELL_FILES = [
     "scripts/check",
     "scripts/env",
     "scripts/lock",
+    "scripts/system-packages",
     "scripts/test-real",
     "scripts/uv-settings",
     "scripts/vllm",
@@ -322,8 +323,9 @@ def test_vllm_is_wanted_for_engines_and_never_in_a_hurry(
     shutil.copy(ROOT / "scripts/test-real", tmp_path / "scripts/test-real")
     makes = "mkdir -p .tools/vllm/bin && : >.tools/vllm/bin/python && chmod +x .tools/vllm/bin/python"
     (tmp_path / "scripts/vllm").write_text(f"#!/bin/sh\n: >asked\n{makes if can_be_had else 'exit 69'}\n")
+    (tmp_path / "scripts/system-packages").write_text("#!/bin/sh\nexit 69\n")
     (tmp_path / ".venv/bin/pytest").write_text('#!/bin/sh\necho "ran with ${PRORLD_TEST_VLLM:-nothing}"\n')
-    for name in ("scripts/vllm", ".venv/bin/pytest"):
+    for name in ("scripts/vllm", "scripts/system-packages", ".venv/bin/pytest"):
         (tmp_path / name).chmod(0o755)
     command = [str(tmp_path / "scripts/test-real"), *asked]
     ended = subprocess.run(command, env={"PATH": os.environ["PATH"]}, capture_output=True, text=True, check=False)
@@ -343,10 +345,26 @@ def test_what_vllm_needs_is_named_without_an_address(name: str):
 
 def test_the_kinds_of_real_tests_that_are_missing_are_said():
     """Asking for tests that do not exist is a failure with a sentence, not an empty success."""
-    for name, words in (("slurm", "no tests on a real slurm yet"), ("nonsense", "is none of")):
+    for name, words in (("docker", "no tests on a real docker yet"), ("nonsense", "is none of")):
         ended = subprocess.run([ROOT / "scripts/test-real", name], capture_output=True, text=True, check=False)
         assert ended.returncode != 0
         assert words in ended.stderr
+
+
+def test_system_packages_that_can_not_be_had_are_said(tmp_path: Path):
+    """Where nothing may be installed, one line names programs, packages and reason, and nothing is tried."""
+    for name in ("id", "sh"):
+        found = shutil.which(name)
+        assert found is not None
+        (tmp_path / name).symlink_to(found)
+    script = (ROOT / "scripts/system-packages").read_text().replace("PATH=$PATH:/usr/sbin:/sbin", "")
+    (tmp_path / "packages").write_text(script)
+    command = [str(tmp_path / "sh"), str(tmp_path / "packages"), "slurm"]
+    ended = subprocess.run(command, env={"PATH": str(tmp_path)}, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (69, "")
+    assert ended.stderr == (
+        "system-packages: no slurmctld slurmd sbatch munged here (packages slurm-wlm munge): this is no Debian\n"
+    )
 
 
 def locked(name: str) -> dict[str, str]:
