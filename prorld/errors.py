@@ -43,7 +43,6 @@ __all__ = [
     "boundary",
     "chain",
     "leaves",
-    "no_exit",
 ]
 
 
@@ -248,25 +247,6 @@ def boundary(error: type[RolloutError], what: str, *, code: str | None = None) -
         raise error(f"{what} failed", code=code) from exc
 
 
-@contextmanager
-def no_exit(what: str) -> Iterator[None]:
-    """In this block ``sys.exit`` ends what called it and not the process: it becomes a ``HandlerError``.
-
-    Beside it in a group, a cancellation stays a cancellation and an error stays that error.
-    """
-    try:
-        yield
-    except SystemExit as exc:
-        raise HandlerError(f"{what} called sys.exit", code="sys_exit") from exc
-    except BaseExceptionGroup as group:
-        exits, rest = group.split(SystemExit)
-        if exits is None:
-            raise
-        if rest is None:
-            raise HandlerError(f"{what} called sys.exit", code="sys_exit") from exits
-        raise rest from exits
-
-
 def leaves(exc: BaseException) -> Iterator[BaseException]:
     """The exceptions in a group, however deep, in order; an exception that is no group is its own leaf."""
     if isinstance(exc, BaseExceptionGroup):
@@ -285,7 +265,8 @@ def chain(exc: BaseException, *, limit: int = 2000) -> str:
         seen.add(id(current))
         parts.append(_one(current))
         current = current.__cause__ or (None if current.__suppress_context__ else current.__context__)
-    text = ": ".join(parts)
+    # A lone surrogate in a plugin's words can't be written on any wire.
+    text = ": ".join(parts)[: limit + 1].encode("utf-8", "replace").decode()
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 

@@ -99,7 +99,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     jobs_max: Annotated[Count, Meta(description="Jobs queued or active; over it a submit is answered 503.")] = 10_000
     results_count_max: Annotated[Count, Meta(description="Ended jobs kept; the oldest is forgotten first.")] = 10_000
-    results_bytes_max: Annotated[Bytes, Meta(description="Bytes of ended jobs kept, by an estimate of their size in memory.")] = 1 << 30
+    results_bytes_max: Annotated[Bytes, Meta(description="Bytes of ended jobs kept, by estimate.")] = 1 << 30
     mailbox_size: Annotated[Count, Meta(description="Messages waiting for one actor; over it callers get 503.")] = 1024
 
 
@@ -141,7 +141,7 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     enabled: Annotated[bool | None, Meta(description="Start it; unset: only where no backends are configured.")] = None
     slots: Annotated[int, Meta(ge=1, le=256, description="Sequences decoded at the same time.")] = 4
     context_tokens: Annotated[int, Meta(ge=256, le=1 << 20, description="Context of one slot, in tokens.")] = 4096
-    threads: Annotated[int, Meta(ge=0, le=1024, description="Threads to compute with; 0: half of the usable cores, four at most.")] = 0
+    threads: Annotated[int, Meta(ge=0, le=1024, description="Threads; 0: half of the usable cores, four at most.")] = 0
 
 
 class BackendEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -114,9 +114,14 @@ def outcome_of_error(exc: BaseException, stage: Stage | None) -> Outcome:
         return outcome_of_stop(StopReason.CONTEXT_FULL)
     for error, kind in _KIND_OF_ERROR:
         if isinstance(exc, error):
-            return Outcome(kind=kind, stage=stage, code=exc.stable_code, message=chain(exc), retryable=exc.may_retry)
-    kind = OutcomeKind.GRADER_ERROR if stage == "eval" else OutcomeKind.HANDLER_ERROR
-    return Outcome(kind=kind, stage=stage, code="internal", message=chain(exc))
+            found = _of_handler(stage) if kind is OutcomeKind.HANDLER_ERROR else kind
+            return Outcome(kind=found, stage=stage, code=exc.stable_code, message=chain(exc), retryable=exc.may_retry)
+    return Outcome(kind=_of_handler(stage), stage=stage, code="internal", message=chain(exc))
+
+
+def _of_handler(stage: Stage | None) -> OutcomeKind:
+    """A handler's own trouble: in EVAL it is the grader."""
+    return OutcomeKind.GRADER_ERROR if stage == "eval" else OutcomeKind.HANDLER_ERROR
 
 
 def timed_out(stage: Stage, seconds: float, *, total: bool = False) -> Outcome:

@@ -59,6 +59,8 @@ class Grade(msgspec.Struct, frozen=True, kw_only=True):
         numbers = [self.reward, *self.parts.values(), *(reward for _, reward in self.step_rewards)]
         if not all(math.isfinite(number) for number in numbers):
             raise ValueError("a reward has to be a finite number")
+        if len({turn for turn, _ in self.step_rewards}) != len(self.step_rewards):
+            raise ValueError("two step rewards are for the same turn")
 
 
 class JobContext(Protocol[InstanceT_co]):

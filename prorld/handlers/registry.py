@@ -19,8 +19,9 @@ import trio
 from structlog.typing import FilteringBoundLogger
 
 from prorld.domain.job import AgentLimits
-from prorld.errors import BadRequest, HandlerError, Impossible, ProrldError, chain, no_exit
+from prorld.errors import BadRequest, HandlerError, Impossible, ProrldError, chain
 from prorld.handlers.base import AgentHandler
+from prorld.kit.containment import contained
 
 __all__ = ["GROUP", "HandlerEntry", "Registry", "accept", "decode_instance", "discover", "enabled_plugins"]
 
@@ -184,7 +185,7 @@ class Registry:
         scope = trio.CancelScope(deadline=trio.current_time() + OPEN_S)
         opened = False
         try:
-            with no_exit("its open()"), scope:
+            with contained("its open()"), scope:
                 async with handler.open():
                     scope.deadline = float("inf")
                     opened = True
@@ -225,7 +226,7 @@ def accept(handler: AnyHandler, instance: Mapping[str, Any], limits: AgentLimits
     """Everything that is checked of a job's task at submit; what a handler raises of its own is a refusal, too."""
     try:
         decoded = decode_instance(handler, instance)
-        with no_exit(f"the handler {handler.name}"):
+        with contained(f"the handler {handler.name}"):
             handler.accept(decoded, limits)
     except HandlerError as exc:
         raise Impossible(f"{handler.name} refused the instance: {chain(exc)}", code="instance_refused") from exc

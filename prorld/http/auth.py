@@ -22,18 +22,18 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Meta
 
+from prorld.domain.ids import ADMIN_TENANT
 from prorld.errors import ConfigError, Forbidden, Unauthorized
 
 __all__ = ["ADMIN_TENANT", "Auth", "Caller", "Credentials", "NoAuth", "Role", "TokenBook", "load_token_book"]
 
-ADMIN_TENANT: Final = "default"
 TOKEN_FILE: Final = "token"  # noqa: S105 - a file name
 TOKENS_FILE: Final = "tokens.toml"
 _FILE_BYTES_MAX: Final = 256 << 10
 _TOKEN_CHARS_MIN: Final = 16
 _READING: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 
-TokenText = Annotated[str, Meta(min_length=_TOKEN_CHARS_MIN, max_length=512, pattern=r"^[\x21-\x7e]+$")]
+TokenText = Annotated[str, Meta(min_length=_TOKEN_CHARS_MIN, max_length=512, pattern=r"^[\x21-\x7e]+\Z")]
 
 
 class Role(StrEnum):
@@ -91,7 +91,7 @@ class TokenEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """One token of ``tokens.toml``."""
 
     token: TokenText
-    tenant: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+    tenant: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")]
     role: Role = Role.TRAINER
 
 

@@ -7,7 +7,6 @@ from typing import Any, Final
 import msgspec
 from quart import Response
 
-from prorld.errors import RequestError
 from prorld.http.deps import HttpDeps
 from prorld.http.encode import answer, raw
 from prorld.http.incoming import AnyParameters, NoParameters
@@ -123,11 +122,8 @@ class OpsRoutes:
         return answer(found)
 
     def _is_of(self, row: SandboxRow, tenant: str) -> bool:
-        try:
-            self._deps.service.get(row.job_id, tenant)
-        except RequestError:
-            return False
-        return True
+        # Not by the job's id: another tenant may have a job of the same one.
+        return self._deps.service.owns_sandbox(row.sandbox_id, tenant)
 
     async def _tasks(self, call: Plain) -> Response:
         return answer(self._deps.tasks())

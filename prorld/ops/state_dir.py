@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -24,6 +25,7 @@ def held(directory: Path) -> Iterator[None]:
     """Hold the directory for this process: a second daemon on it is refused. The kernel lets go when this one dies."""
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _check_private(directory)
         fd = os.open(directory / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError as exc:
         raise ConfigError(f"the state directory {directory} can't be used: {exc.strerror}") from exc
@@ -35,6 +37,16 @@ def held(directory: Path) -> Iterator[None]:
         yield
     finally:
         os.close(fd)
+
+
+def _check_private(directory: Path) -> None:
+    """What is in there is obeyed at the next start (what to remove, what to end), so only we may write into it."""
+    found = directory.stat()
+    if found.st_uid != os.geteuid():
+        raise ConfigError(f"the state directory {directory} belongs to another user; choose another --state-dir")
+    # Others may pass through: as root, sandboxes with an image run as somebody else and lie below it.
+    if stat.S_IMODE(found.st_mode) & 0o066:
+        raise ConfigError(f"others can read or write the state directory {directory}; `chmod 700` it")
 
 
 @contextmanager

@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from heapq import nlargest
 from itertools import chain
 
+from prorld.domain.ids import ADMIN_TENANT
 from prorld.domain.job import JobState
-from prorld.errors import BadRequest, Forgotten, NotFound
+from prorld.errors import BadRequest, Conflict, Forgotten, NotFound
 from prorld.rollout.document import kept_bytes
 from prorld.rollout.entry import JobEntry
 from prorld.store.memory import MemoryStore
@@ -68,16 +69,29 @@ class Book:
         key = _key(tenant, job_id)
         if self._ended.forgot(key):
             raise Forgotten(f"job {job_id} has ended and is forgotten")
-        return self._live.get(key) or self._ended.get(key)
+        return self._there(job_id, tenant)
 
     def find(self, job_id: str, tenant: str | None) -> JobEntry:
-        """The job that a caller means, for an admin the newest of that id; ``NotFound`` or ``Forgotten``."""
-        tenants = self._tenants_of.get(job_id, []) if tenant is None else [tenant]
-        for candidate in reversed(tenants):
-            entry = self.known(job_id, candidate)
-            if entry is not None:
-                return entry
+        """The job that a caller means; ``NotFound``, ``Forgotten``, or ``Conflict`` where an admin could mean several.
+
+        An admin means the job of the admins' own tenant where there is one: nobody else can take its name.
+        """
+        tenants = [tenant] if tenant is not None else self._tenants_of.get(job_id, [])
+        found = [entry for entry in (self._there(job_id, candidate) for candidate in tenants) if entry is not None]
+        found = [entry for entry in found if entry.spec.tenant == ADMIN_TENANT] or found
+        if len(found) > 1:
+            owners = sorted(entry.spec.tenant for entry in found)
+            message = f"several tenants have a job {job_id}: {', '.join(owners)}"
+            raise Conflict(message, code="ambiguous_job", details={"tenants": owners})
+        if found:
+            return found[0]
+        if any(self._ended.forgot(_key(candidate, job_id)) for candidate in tenants):
+            raise Forgotten(f"job {job_id} has ended and is forgotten")
         raise NotFound(f"there is no job {job_id}", code="unknown_job")
+
+    def _there(self, job_id: str, tenant: str) -> JobEntry | None:
+        key = _key(tenant, job_id)
+        return self._live.get(key) or self._ended.get(key)
 
     def page(
         self,

@@ -21,6 +21,9 @@ from prorld.sandbox.contract import Sandbox, SandboxRuntime, SandboxSpec
 
 __all__ = ["AttemptContext"]
 
+# An event is a line that people read, and a thousand of them are kept per job.
+PROGRESS_BYTES_MAX = 2048
+
 
 class AttemptContext:
     """One attempt at one job. ``nursery`` of the attempt bounds the sandbox; the stage's nursery is lent per stage."""
@@ -113,6 +116,7 @@ class AttemptContext:
             raise HandlerError("this job has an open sandbox already", code="second_sandbox")
         self._sandboxes += 1
         sandbox_id = SandboxId(f"{self._boot_id}-{self._entry.serial}-{self._n}-{self._sandboxes}")
+        self._entry.sandbox_id = sandbox_id
         self._sandbox_scope = trio.CancelScope()
         self._sandbox_gone = trio.Event()
         began = trio.current_time()
@@ -143,6 +147,7 @@ class AttemptContext:
             with scope:
                 await self._runtime.run(spec, sandbox_id=sandbox_id, job_id=self.job_id, task_status=task_status)
         finally:
+            self._entry.sandbox_id = None
             self._sandbox = None
             self._sandbox_scope = None
             gone.set()
@@ -157,8 +162,15 @@ class AttemptContext:
         await gone.wait()
 
     def progress(self, what: str, **facts: Any) -> None:
-        """A line for people who watch."""
-        self._entry.events.emit("job.progress", self._entry.clock.wall(), what=what, **facts)
+        """A line for people who watch; what can't be told, or is too long, is told as cut text."""
+        try:
+            told = msgspec.json.encode(facts, enc_hook=repr)
+        except (TypeError, ValueError, RecursionError):
+            told = msgspec.json.encode(ascii(facts))
+        if len(told) > PROGRESS_BYTES_MAX:
+            told = msgspec.json.encode(ascii(facts)[: PROGRESS_BYTES_MAX // 2] + "…")
+        words = what[:PROGRESS_BYTES_MAX].encode("utf-8", "replace").decode()
+        self._entry.events.emit("job.progress", self._entry.clock.wall(), what=words, facts=msgspec.json.decode(told))
 
     def tool_used(self, name: str, seconds: float) -> None:
         """Count a tool call and its time."""

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import msgspec
 import trio
 
+from prorld.domain.ids import SandboxId
 from prorld.domain.job import STATE_OF_STAGE, Attempt, JobSpec, JobState, Timing, TokenCounts, advance
 from prorld.domain.outcome import Outcome, Stage, StopReason, Verdict
 from prorld.errors import NoBackend
@@ -60,6 +61,7 @@ class JobEntry:
         self.attempts: list[Attempt] = []
         self.session: ModelSession | None = None
         self.wants_engine = False
+        self.sandbox_id: SandboxId | None = None
         self.stop: StopReason | None = None
         self.result: RunResult | None = None
         self.grade: Grade | None = None

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, TypeVar
 
+import msgspec
 import structlog
 import trio
 
@@ -41,11 +42,11 @@ from prorld.errors import (
     SandboxError,
     chain,
     leaves,
-    no_exit,
 )
 from prorld.handlers.base import Grade, RunResult
 from prorld.inference.contract import Turn
 from prorld.inference.session import ModelSession
+from prorld.kit.containment import contained
 from prorld.metrics import Metrics
 from prorld.rollout.clock import Clock
 from prorld.rollout.context import AttemptContext
@@ -130,7 +131,7 @@ async def attempt(
     """One try. What it raises is classified; what is still open when it ends is closed before it returns."""
     outcome: Outcome | None = None
     try:
-        with no_exit("the handler"):
+        with contained("the handler"):
             async with trio.open_nursery() as nursery:
                 job = AttemptContext(
                     entry,
@@ -222,12 +223,25 @@ async def _stage(
                 # What recovery returns stands for what the stage should have returned; by default it raises again.
                 result = await entry.handler.recover(job, stage, exc)
                 entry.events.emit("job.recovered", world.clock.wall(), stage=stage, error=chain(exc))
-        if not isinstance(result, returns):
-            wrong = GraderError if stage == "eval" else HandlerError
-            raise wrong(f"{stage} returned {type(result).__name__}, not {returns.__name__}", code="wrong_result")
-        return result
+        return _sound(result, stage, returns)
 
     return await run_stage(world.gates, world.metrics, entry, stage, budget, guarded)
+
+
+def _sound(result: object, stage: Stage, returns: type[T]) -> T:
+    """What a stage returned, when it is what it must be: nothing else may get into a record."""
+    wrong = GraderError if stage == "eval" else HandlerError
+    if not isinstance(result, returns):
+        raise wrong(f"{stage} returned {type(result).__name__}, not {returns.__name__}", code="wrong_result")
+    # What a handler hands from RUN to EVAL is its own affair; the rest is read by others.
+    told = msgspec.structs.replace(result, data={}) if isinstance(result, RunResult) else result
+    try:
+        msgspec.json.decode(msgspec.json.encode(told), type=returns)
+    except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as exc:
+        raise wrong(
+            f"{stage} returned a {returns.__name__} that can't be told: {chain(exc)}", code="wrong_result"
+        ) from exc
+    return result
 
 
 def _is_infrastructure(exc: BaseException) -> bool:

@@ -135,6 +135,10 @@ class RolloutService(Protocol):
         """The events of all jobs, and of the daemon."""
         ...
 
+    def owns_sandbox(self, sandbox_id: str, tenant: str) -> bool:
+        """Whether a live job of this tenant has this sandbox."""
+        ...
+
     def stages(self) -> Stages:
         """The three gates."""
         ...

@@ -13,6 +13,7 @@ import trio
 
 from prorld.domain.job import StageTimeouts
 from prorld.domain.outcome import STAGES, Outcome, Stage, starved, timed_out
+from prorld.errors import HandlerError
 from prorld.kit.gate import Gate
 from prorld.metrics import Metrics
 from prorld.rollout.entry import JobEntry
@@ -117,7 +118,10 @@ async def run_stage(
             with scope:
                 async with trio.open_nursery() as nursery:
                     try:
-                        results.append(await work(nursery))
+                        result = await work(nursery)
+                        # Work that swallowed its cancellation has nothing to say: its time was up.
+                        await trio.lowlevel.checkpoint_if_cancelled()
+                        results.append(result)
                     except Exception as exc:
                         in_time += [] if scope.cancel_called else [exc]
                         raise
@@ -136,6 +140,8 @@ async def run_stage(
             entry.timing.ran(stage, spent)
             metrics.stage_passed(stage, waited_s=began - asked, ran_s=spent)
             entry.leaves(stage)
+        if not results and not scope.cancelled_caught:
+            raise HandlerError(f"the handler cancelled its own {stage} stage", code="self_cancelled")
         if not results:
             raise StageTimedOut(_time_is_up(entry, stage, seconds, total=is_total))
         return results[0]

@@ -334,6 +334,10 @@ class Supervisor:
 
     # --- numbers ----------------------------------------------------------------------------------------------------
 
+    def owns_sandbox(self, sandbox_id: str, tenant: str) -> bool:
+        """Whether a live job of this tenant has this sandbox."""
+        return any(entry.sandbox_id == sandbox_id for entry in self._book.live(tenant))
+
     def stages(self) -> Stages:
         """The three gates."""
         return self._world.gates.status()

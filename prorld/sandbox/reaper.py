@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import signal
+import stat
 import tempfile
 from contextlib import suppress
 from pathlib import Path
@@ -84,10 +85,12 @@ def remove_boot(runtime_dir: Path, boot_id: str) -> None:
 def reap(runtime_dir: Path, *, boot_id: str) -> Reaped:
     """Clear away what boots other than this one left, unless their daemon still lives."""
     directories = processes = 0
-    for boot in sorted((runtime_dir / "sandboxes").glob("[!.]*")):
-        if boot.name == boot_id or not boot.is_dir() or _alive(boot / _OWNER) is not None:
+    base = runtime_dir / "sandboxes"
+    # What is written there is removed and ended, by root where the daemon is root: so nobody else may write there.
+    for boot in sorted(base.glob("[!.]*")) if _is_ours(base) else ():
+        if boot.name == boot_id or not _is_ours(boot) or _alive(boot / _OWNER) is not None:
             continue
-        places = [place for place in boot.iterdir() if place.is_dir()]
+        places = [place for place in boot.iterdir() if _is_ours(place)]
         directories += len(places)
         for left in filter(None, (_alive(place / _PROCESS) for place in places)):
             with suppress(ProcessLookupError):
@@ -95,6 +98,15 @@ def reap(runtime_dir: Path, *, boot_id: str) -> Reaped:
                 processes += 1
         remove_boot(runtime_dir, boot.name)
     return Reaped(directories=directories, processes=processes)
+
+
+def _is_ours(place: Path) -> bool:
+    """Whether this is a directory, itself and not by a link, that only this user can write."""
+    try:
+        found = place.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not stat.S_IMODE(found.st_mode) & 0o022
 
 
 def _make_boot(boot: Path) -> None:

@@ -59,6 +59,33 @@ async def test_tenants_do_not_see_each_other(autojump_clock: trio.testing.MockCl
         assert [record.job_id for record in here.supervisor.list(None).items] == ["a"]
 
 
+async def test_nobody_can_take_the_name_of_an_admins_job(autojump_clock: trio.testing.MockClock) -> None:
+    """An admin means their own tenant's job, else the only one there is; where several are meant, it is said."""
+    async with room(backends=slow()) as here:
+        for tenant in ("default", "a", "b"):
+            await here.supervisor.submit(SubmitJob(job_id="x", handler="fake", instance={}), tenant)
+        for tenant in ("a", "b"):
+            await here.supervisor.submit(SubmitJob(job_id="y", handler="fake", instance={}), tenant)
+        assert here.supervisor.get("x", None).tenant == "default"
+        assert here.supervisor.cancel("x", None, "mine").tenant == "default"
+        assert (await here.supervisor.wait_done("x", "default")).outcome is not None
+        assert here.supervisor.get("x", "a").outcome is None
+        with pytest.raises(Conflict) as caught:
+            here.supervisor.get("y", None)
+        assert caught.value.stable_code == "ambiguous_job"
+
+
+async def test_a_forgotten_job_of_one_tenant_hides_none_of_another(autojump_clock: trio.testing.MockClock) -> None:
+    """An id is gone for whom it is gone, and there for whom it is there."""
+    async with room(limits=SupervisorLimits(results_max_count=1)) as here:
+        for tenant in ("a", "b"):
+            await here.supervisor.submit(SubmitJob(job_id="x", handler="fake", instance={}), tenant)
+            await here.supervisor.wait_done("x", tenant)
+        with pytest.raises(Forgotten):
+            here.supervisor.get("x", "a")
+        assert here.supervisor.get("x", None).tenant == "b"
+
+
 async def test_a_full_daemon_refuses_and_takes_again(autojump_clock: trio.testing.MockClock) -> None:
     """Over the bound nothing is accepted; when a job has ended there is room."""
     async with room(backends=slow(), limits=SupervisorLimits(jobs_max=2)) as here:

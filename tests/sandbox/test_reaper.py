@@ -89,3 +89,31 @@ def test_remove_twice(tmp_path: Path) -> None:
     remove_boot(tmp_path, "boot")
     remove_boot(tmp_path, "boot")
     assert list(tmp_path.glob("sandboxes/*")) == []
+
+
+@pytest.mark.parametrize("planted", ["base", "boot", "place"])
+def test_a_planted_link_is_not_followed(tmp_path: Path, planted: str) -> None:
+    """Whoever puts links or a writable directory in the way gets nothing removed and nobody killed by them."""
+    foreign = tmp_path / "foreign"
+    (foreign / "old" / "s").mkdir(parents=True)
+    (foreign / "old" / "owner").write_text("999999999 1")
+    runtime = tmp_path / "state"
+    runtime.mkdir()
+    base = runtime / "sandboxes"
+    with subprocess.Popen(["sleep", "1000"]) as process:
+        name_process(foreign / "old" / "s", process.pid)
+        if planted == "base":
+            base.symlink_to(foreign)
+        else:
+            base.mkdir(mode=0o711)
+            if planted == "boot":
+                (base / "old").symlink_to(foreign / "old")
+            else:
+                (base / "old").mkdir(mode=0o711)
+                (base / "old" / "owner").write_text("999999999 1")
+                (base / "old" / "s").symlink_to(foreign / "old" / "s")
+        reaped = reap(runtime, boot_id="this")
+        assert (reaped.directories, reaped.processes) == (0, 0)
+        assert process.poll() is None
+        process.kill()
+    assert (foreign / "old" / "s" / "process").exists()
