@@ -123,6 +123,11 @@ class FakeService:
         self.tokens = 8
         self.feed = Feed(SystemClock())
 
+    def owns_sandbox(self, sandbox_id: str, tenant: str) -> bool:
+        """The sandbox of a job is named after both."""
+        owner, _, job_id = sandbox_id.removeprefix("s-").partition("-")
+        return owner == tenant and (tenant, job_id) in self.jobs
+
     def find(self, job_id: str, tenant: str | None) -> Job:
         if self.raises is not None:
             raise self.raises

@@ -48,18 +48,21 @@ async def test_stages_are_resized_in_part(client):
 
 
 async def test_sandboxes_are_shown_to_their_tenants(client, world):
-    """An admin sees all of them, a tenant those of its own jobs."""
-    for token, name in ((ALICE, "a"), (BOB, "b")):
-        await (await world.connect(token)).call("POST", "/v1/jobs", {"job_id": name, "instance": {}})
+    """An admin sees all of them, a tenant those of its own jobs, even where others have jobs of the same id."""
+    for token in (ALICE, BOB):
+        await (await world.connect(token)).call("POST", "/v1/jobs", {"job_id": "same", "instance": {}})
     world.sandboxes = [
-        SandboxRow(sandbox_id=f"s-{job}", job_id=job, runtime="r", image=None, state="up", age_s=1.0, rss_bytes=1)
-        for job in ("a", "b", "gone")
+        SandboxRow(
+            sandbox_id=f"s-{tenant}-same", job_id="same", runtime="r", image=None, state="up", age_s=1.0, rss_bytes=1
+        )
+        for tenant in ("alice", "bob", "gone")
     ]
     seen = {}
     for token in (ADMIN, ALICE, BOB):
         rows = (await (await world.connect(token)).call("GET", "/v1/sandboxes")).json["items"]
         seen[token] = [row["sandbox_id"] for row in rows]
-    assert seen == {ADMIN: ["s-a", "s-b", "s-gone"], ALICE: ["s-a"], BOB: ["s-b"]}
+    assert seen[ADMIN] == ["s-alice-same", "s-bob-same", "s-gone-same"]
+    assert (seen[ALICE], seen[BOB]) == (["s-alice-same"], ["s-bob-same"])
 
 
 async def test_drain_refuses_new_jobs_from_then_on(client, world):
