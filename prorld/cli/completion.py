@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from prorld.cli.common import epilog
@@ -67,8 +67,9 @@ def walk(parser: argparse.ArgumentParser, path: tuple[str, ...] = ()) -> Iterato
     below: list[tuple[str, argparse.ArgumentParser]] = []
     takes_files = False
     for action in parser._actions:  # noqa: SLF001 - argparse has no public way to ask
-        if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001
-            summaries = {choice.dest: choice.help or "" for choice in action._choices_actions}  # noqa: SLF001
+        if isinstance(action.choices, Mapping):
+            # Its choices are parsers; what each is for stands in a list of its own.
+            summaries = {choice.dest: choice.help or "" for choice in vars(action)["_choices_actions"]}
             commands = [(name, summaries.get(name, "")) for name in action.choices]
             below = [*action.choices.items()]
         elif action.option_strings:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -25,7 +25,9 @@ from prorld.handlers.registry import accept
 from prorld.inference.contract import Turn
 from prorld.sandbox.contract import SandboxRuntime, SandboxSpec
 from prorld.testing.fake_sandbox import FakeRuntime
+from prorld.testing.hostile import HOSTILE_ANSWERS, spoilt
 from prorld.testing.jobs import FakeJob, ScriptedModel
+from prorld.testing.leftovers import children, descriptors, tasks
 from prorld.testing.sweep import CancelAtStep
 
 __all__ = ["HANDLER_CONTRACT", "HOSTILE_ANSWERS", "HandlerCheck", "HandlerUnderTest"]
@@ -41,27 +43,6 @@ STEPS_GROWTH = 1.5
 STEPS_MAX = 5000
 # Where one grade takes seconds, the sweep ends early.
 SWEEP_S = 20.0
-
-HOSTILE_ANSWERS: Mapping[str, str] = {
-    "nothing": "",
-    "blanks": " \t\r\n\u00a0\u2003",
-    "control characters": "\x00\x07\x1b[2J\x7f\u202e",
-    "a lone surrogate": "\ud800",
-    "a very long line": "a" * 200_000,
-    "a number of 10,000 digits": "9" * 10_000,
-    "a huge exponent": "9**9**9**9",
-    "no number": "nan",
-    "infinity": "-1e999",
-    "deep brackets": "[" * 5000 + "(" * 5000,
-    "unclosed braces": "\\boxed{" * 2000,
-    "broken JSON": '{"answer": [1, 2, {"x": ',
-    "deep JSON": '{"a":' * 2000 + "1" + "}" * 2000,
-    "code that exits": "__import__('os')._exit(0)",
-    "a broken tool call": '<tool_call>{"name": 7}</tool_call>',
-    "markup": "</think><answer><answer></answer>" * 500,
-    "a pattern that explodes": "(a+)+$" + "a" * 4000 + "!",
-    "digits of another script": "\u0664\u0662 \u00bd \u2460",
-}
 
 
 @dataclass(kw_only=True)
@@ -92,12 +73,12 @@ async def it_opens_again_after_it_was_closed(under: HandlerUnderTest) -> None:
     """``open`` can be entered a second time, and leaves no process and no descriptor behind."""
     async with under.handler.open():
         await trio.lowlevel.checkpoint()
-    processes, descriptors = _children(), _descriptors()
+    processes, open_files = children(), descriptors()
     async with under.handler.open():
         await trio.lowlevel.checkpoint()
-    left = _children() - processes
+    left = children() - processes
     assert not left, f"open() leaves processes: {sorted(left)}"
-    assert _descriptors() <= descriptors, "open() leaves descriptors open"
+    assert descriptors() <= open_files, "open() leaves descriptors open"
 
 
 async def it_takes_its_instances(under: HandlerUnderTest) -> None:
@@ -113,7 +94,7 @@ async def it_takes_its_instances(under: HandlerUnderTest) -> None:
 async def it_refuses_what_it_can_not_do(under: HandlerUnderTest) -> None:
     """An instance with any field missing or wrong is refused with a typed error, or can be prompted for."""
     await trio.lowlevel.checkpoint()
-    for what, instance in _spoilt(under.instances[0]):
+    for what, instance in spoilt(under.instances[0]):
         try:
             decoded = accept(under.handler, instance, AgentLimits())
         except ProrldError as exc:
@@ -146,7 +127,7 @@ async def its_grades_are_typed(under: HandlerUnderTest) -> None:
     """Every instance goes through the three stages and comes out as a ``Grade`` of plain numbers."""
     async with under.handler.open():
         for number, instance in enumerate(under.instances):
-            grade = await _graded(under, instance, "42")
+            grade = await _told(f"instance {number}", partial(_graded, under, instance, "42"))
             assert isinstance(grade, Grade), f"instance {number}: evaluate returned {type(grade).__name__}, no Grade"
             again = msgspec.convert(msgspec.to_builtins(grade), Grade)
             assert again == grade, f"instance {number}: the grade holds something else than numbers: {grade!r}"
@@ -176,7 +157,8 @@ async def an_end_without_an_answer_gets_a_grade(under: HandlerUnderTest) -> None
     async with under.handler.open(), _stage_room(under, under.instances[0]) as job:
         await under.handler.init(job)
         for stop in (StopReason.MAX_TURNS, StopReason.CONTEXT_FULL, StopReason.MALFORMED):
-            grade = await under.handler.evaluate(job, RunResult(stop=stop))
+            evaluate = partial(under.handler.evaluate, job, RunResult(stop=stop))
+            grade = await _told(f"{stop.value} without an answer", evaluate)
             assert isinstance(grade, Grade), f"evaluate returned {type(grade).__name__}, no Grade, after {stop.value}"
 
 
@@ -216,12 +198,12 @@ async def evaluate_can_be_cancelled_anywhere(under: HandlerUnderTest) -> None:
 async def nothing_is_left_over(under: HandlerUnderTest) -> None:
     """After rollouts that ended and one that was cancelled, no sandbox, process, task or descriptor is left."""
     await _some_rollouts(under)
-    processes, descriptors, tasks = _children(), _descriptors(), _tasks()
+    processes, open_files, running = children(), descriptors(), tasks()
     await _some_rollouts(under)
-    left = _children() - processes
+    left = children() - processes
     assert not left, f"processes are left: {sorted(left)}"
-    assert _descriptors() <= descriptors, f"{_descriptors() - descriptors} descriptors are left open"
-    assert _tasks() <= tasks, f"{_tasks() - tasks} tasks are left"
+    assert descriptors() <= open_files, f"{descriptors() - open_files} descriptors are left open"
+    assert tasks() <= running, f"{tasks() - running} tasks are left"
 
 
 @contextmanager
@@ -273,6 +255,17 @@ async def _stage_room(
     assert not runtime.list(), f"sandboxes are left: {runtime.list()}"
 
 
+async def _told(what: str, work: Callable[[], Awaitable[object]]) -> object:
+    """What the handler's code gives; what it raises is an ``AssertionError`` that says at what."""
+    result: object = None
+    try:
+        result = await work()
+    except* Exception as group:  # noqa: BLE001 - told with what it was done for
+        error = _first(group)
+        raise AssertionError(f"{what}: the handler raises {error!r}") from error
+    return result
+
+
 async def _graded(under: HandlerUnderTest, instance: Mapping[str, Any], answer: str) -> object:
     """What ``evaluate`` returns when the policy says the same thing in every turn."""
     limits = AgentLimits()
@@ -318,43 +311,6 @@ def _steps() -> Iterator[int]:
     while step < STEPS_MAX:
         yield step
         step = step + 1 if step < STEPS_EACH else int(step * STEPS_GROWTH)
-
-
-# --- what is looked at ------------------------------------------------------------------------------------------------
-
-
-_WRONG: tuple[object, ...] = (None, "", "\x00", [], {}, 0, -1, 10**30, True)
-
-
-def _spoilt(instance: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    yield "nothing in it", {}
-    for field in instance:
-        yield f"no {field}", {name: value for name, value in instance.items() if name != field}
-        for wrong in _WRONG:
-            yield f"{field} = {wrong!r}", {**instance, field: wrong}
-
-
-def _children() -> set[int]:
-    """Live children of this process."""
-    found: set[int] = set()
-    for entry in Path("/proc/self/task").glob("*/children"):
-        found |= {int(pid) for pid in entry.read_text().split() if _is_alive(pid)}
-    return found
-
-
-def _is_alive(pid: str) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def _descriptors() -> int:
-    return sum(1 for _ in Path("/proc/self/fd").iterdir())
-
-
-def _tasks() -> int:
-    return trio.lowlevel.current_statistics().tasks_living
 
 
 def _first(group: BaseExceptionGroup[Exception]) -> Exception:
