@@ -10,11 +10,13 @@ from typing import Protocol
 
 from prorld import __version__
 from prorld.cli import (
+    bench,
     cancel,
     check_config,
     completion,
     demo,
     doctor,
+    drain,
     engine,
     handlers,
     jobs,
@@ -56,12 +58,14 @@ COMMANDS: dict[str, Command] = {
     "show": show,
     "cancel": cancel,
     "status": status,
+    "drain": drain,
     "handlers": handlers,
     "run": run_tasks,
     "try": try_rollout,
     "engine": engine,
     "plugin": plugin,
     "doctor": doctor,
+    "bench": bench,
     "check-config": check_config,
     "completion": completion,
 }
