@@ -252,6 +252,7 @@ def _scratch_dir(loaded: Loaded) -> Path:
 def _limits(config: Config) -> SupervisorLimits:
     return SupervisorLimits(
         jobs_max=config.limits.jobs_max,
+        accepted_bytes_max=config.limits.accepted_bytes_max,
         mailbox_size=config.limits.mailbox_size,
         results_max_count=config.limits.results_count_max,
         results_max_bytes=config.limits.results_bytes_max,

@@ -98,6 +98,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Bounds of what the daemon holds in memory."""
 
     jobs_max: Annotated[Count, Meta(description="Jobs queued or active; over it a submit is answered 503.")] = 10_000
+    accepted_bytes_max: Annotated[Bytes, Meta(description="Bytes of jobs queued or active, as they were sent.")] = (
+        1 << 30
+    )
     results_count_max: Annotated[Count, Meta(description="Ended jobs kept; the oldest is forgotten first.")] = 10_000
     results_bytes_max: Annotated[Bytes, Meta(description="Bytes of ended jobs kept, by estimate.")] = 1 << 30
     mailbox_size: Annotated[Count, Meta(description="Messages waiting for one actor; over it callers get 503.")] = 1024

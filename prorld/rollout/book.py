@@ -27,12 +27,18 @@ class Book:
         self._live: dict[str, JobEntry] = {}
         self._ended: MemoryStore[JobEntry] = MemoryStore(count_max=count_max, bytes_max=bytes_max)
         self._bytes_max = bytes_max
+        self._live_bytes = 0
         self._tenants_of: dict[str, list[str]] = {}
 
     @property
     def live_count(self) -> int:
         """Jobs that have not ended."""
         return len(self._live)
+
+    @property
+    def live_bytes(self) -> int:
+        """What the clients of those sent, added up."""
+        return self._live_bytes
 
     @property
     def ended_count(self) -> int:
@@ -50,6 +56,7 @@ class Book:
 
     def add(self, entry: JobEntry) -> None:
         """A job was accepted."""
+        self._live_bytes += entry.request_bytes
         self._live[_key(entry.spec.tenant, entry.spec.job_id)] = entry
         self._tenants_of.setdefault(entry.spec.job_id, []).append(entry.spec.tenant)
 
@@ -57,6 +64,7 @@ class Book:
         """A job has ended; older ones may be forgotten for it."""
         key = _key(entry.spec.tenant, entry.spec.job_id)
         del self._live[key]
+        self._live_bytes -= entry.request_bytes
         for lost in self._ended.put(key, entry, kept_bytes(entry)):
             tenant, _, job_id = lost.partition("\0")
             tenants = self._tenants_of[job_id]

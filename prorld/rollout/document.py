@@ -22,6 +22,8 @@ from prorld.wire.trajectory import (
 TOKEN_BYTES = 9
 JOB_BYTES = 6000
 SEGMENT_BYTES = 700
+CALL_BYTES = 900
+EVENT_BYTES = 1000
 RESULT_BYTES = 500
 
 
@@ -76,12 +78,17 @@ def step_rewards(grade: Grade | None, session: ModelSession | None) -> list[Step
 
 def kept_bytes(entry: JobEntry) -> int:
     """About how much memory an ended job takes."""
-    size = JOB_BYTES + entry.request_bytes
+    size = JOB_BYTES + entry.request_bytes + EVENT_BYTES * entry.events.kept
     if entry.result is not None:
         size += RESULT_BYTES + 4 * len(entry.result.answer or "")
     if entry.session is not None:
+        size += CALL_BYTES * len(entry.session.calls)
         for branch in entry.session.branches:
             size += TOKEN_BYTES * len(branch)
             for segment in branch.segments:
-                size += SEGMENT_BYTES + (0 if segment.message is None else 4 * len(segment.message.content))
+                size += SEGMENT_BYTES + (0 if segment.message is None else 4 * _chars(segment.message))
     return size
+
+
+def _chars(message: Message) -> int:
+    return len(message.content) + len(message.reasoning or "") + sum(len(call.raw) for call in message.tool_calls)

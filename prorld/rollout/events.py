@@ -38,6 +38,11 @@ class EventLog:
         """The highest sequence number so far; 0 before the first event."""
         return self._last
 
+    @property
+    def kept(self) -> int:
+        """How many events are still there."""
+        return len(self._kept)
+
     def emit(self, event: str, at: str, **data: Any) -> None:
         """Number and keep an event. Never blocks."""
         self._last += 1

@@ -50,6 +50,7 @@ class SupervisorLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Bounds of the book."""
 
     jobs_max: int = 10_000
+    accepted_bytes_max: int = 1 << 30
     mailbox_size: int = 1024
     results_max_count: int = 10_000
     results_max_bytes: int = 1 << 30
@@ -159,6 +160,8 @@ class Supervisor:
             raise self._refuse_draining()
         if self._book.live_count >= self._limits.jobs_max:
             raise Overloaded(f"{self._book.live_count} jobs are accepted already", retry_after_s=RETRY_AFTER_FULL_S)
+        if self._book.live_bytes + message.size_bytes > self._limits.accepted_bytes_max:
+            raise Overloaded("the accepted jobs fill the memory set aside for them", retry_after_s=RETRY_AFTER_FULL_S)
         entry = self._entry(message, self._spec(message))
         self._book.add(entry)
         self._idle = trio.Event() if self._idle.is_set() else self._idle

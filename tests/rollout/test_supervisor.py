@@ -101,6 +101,17 @@ async def test_a_full_daemon_refuses_and_takes_again(autojump_clock: trio.testin
         await here.submit("c")
 
 
+async def test_large_bodies_are_bounded_by_their_sum(autojump_clock: trio.testing.MockClock) -> None:
+    """A few jobs of many bytes are refused as many jobs are, and there is room again when they have ended."""
+    async with room(backends=slow(), limits=SupervisorLimits(accepted_bytes_max=5000)) as here:
+        await here.submit("a", {"prompt": "x" * 4000})
+        with pytest.raises(Overloaded):
+            await here.submit("b", {"prompt": "x" * 4000})
+        here.supervisor.cancel("a", "tests", "room")
+        await here.supervisor.wait_done("a", "tests")
+        await here.submit("b", {"prompt": "x" * 4000})
+
+
 async def test_a_full_mailbox_is_a_503_and_loses_nothing(autojump_clock: trio.testing.MockClock) -> None:
     """Of a burst that is larger than the mailbox, every submit is either accepted or refused as overloaded."""
     async with room(backends=slow(), limits=SupervisorLimits(mailbox_size=4)) as here:
