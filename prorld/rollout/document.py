@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from prorld.domain.branch import Branch
+from prorld.domain.messages import Message
 from prorld.handlers.base import Grade
 from prorld.inference.session import ModelSession
 from prorld.rollout.entry import JobEntry, drift_of
