@@ -279,3 +279,21 @@ async def test_three_hundred_malformed_requests_leave_the_server_as_it_was(nurse
     await until(lambda: server.count.live == 0)
     assert open_fds() <= before
     await world.is_alive()
+
+
+async def test_a_small_answer_is_one_write(nursery, world):
+    """Head and body go out together: each write is a call of the kernel and wakes the peer."""
+    written: list[bytes] = []
+
+    class Listening(Connection):
+        async def _send_all(self, data: bytes) -> bool:
+            written.append(data)
+            return await super()._send_all(data)
+
+    await world.serve(nursery, connection=Listening)
+    client = await world.connect()
+    for _ in range(2):
+        assert (await client.call("GET", "/healthz")).status == 200
+    assert (await client.call("HEAD", "/healthz")).status == 200
+    assert len(written) == 3
+    assert [data.partition(b"\r\n\r\n")[2] for data in written] == [b'{"status":"ok"}', b'{"status":"ok"}', b""]
