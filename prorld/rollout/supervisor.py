@@ -349,7 +349,7 @@ class Supervisor:
         """Resize gates."""
         self._world.gates.resize(patch)
         stages = self.stages()
-        self._feed.of_daemon("stages.resized", **{stage: getattr(stages, stage).workers for stage in STAGES})
+        self._feed.of_daemon("stage.resized", **{stage: getattr(stages, stage).workers for stage in STAGES})
         return stages
 
     def counts(self) -> dict[str, int]:
