@@ -62,6 +62,8 @@ def test_every_setting_that_is_named_anywhere_exists():
     for page in PAGES:
         named = set(re.findall(r"`([a-z]+\.[a-z_0-9]+)`", text(page)))
         wrong = {name for name in named if name.split(".")[0] in sections} - settings
+        # Names of events look like settings, too.
+        wrong = {name for name in wrong if f'"{name}"' not in SOURCE}
         assert wrong - {"log.py", "metrics.py"} == set(), page
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from prorld.domain.job import Sampling
+from prorld.testing.byte_tokenizer import write_byte_tokenizer
 from prorld.testing.scripted_engine.script import Latency, Script
 from prorld.wire.jobs import SubmitJob
 from tests.daemon.support import daemon, environ, scripted_engine, until
@@ -119,3 +120,17 @@ def test_jobs_are_watched_live(tmp_path):
     _, err = for_people.communicate(timeout=30)
     assert for_people.returncode == 69
     assert "prorld serve" in err
+
+
+def test_one_rollout_is_tried_on_an_engine_of_ones_own(tmp_path):
+    """No daemon: the engine and its tokenizer are named, the sandbox is a real one."""
+    tokenizer = write_byte_tokenizer(tmp_path / "tokenizer")
+    with scripted_engine(tmp_path, SCRIPT) as engine:
+        argv = ("try", "math", json.dumps(TASKS[2]), "--backend", f"vllm={engine}", "--tokenizer", str(tokenizer))
+        trying = prorld(tmp_path, *argv)
+        out, err = trying.communicate(timeout=60)
+    assert trying.returncode == 0, err
+    assert "reward     1" in out
+    assert "What is 2 + 2?" in out
+    assert "run begins" in err
+    assert not (tmp_path / "state" / "endpoint.json").exists()
