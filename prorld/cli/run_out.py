@@ -48,13 +48,18 @@ class OutFile:
 
     def __init__(self, file: BinaryIO, name: str) -> None:
         self._file = file
+        self._name = name
         self.repaired = False
         self.ended = self._read(name)
 
     def append(self, line: OutLine) -> None:
-        """Write one line and hand it to the system at once."""
-        self._file.write(msgspec.json.encode(line) + b"\n")
-        self._file.flush()
+        """Write one line, to the system at once: what is in a buffer of ours would be lost with us."""
+        left = memoryview(msgspec.json.encode(line) + b"\n")
+        try:
+            while left:
+                left = left[os.write(self._file.fileno(), left) :]
+        except OSError as exc:
+            raise UsageError(f"{self._name} can't be written: {exc.strerror}; the same command goes on later") from exc
 
     def _read(self, name: str) -> list[Ended]:
         ended: list[Ended] = []
@@ -74,8 +79,9 @@ class OutFile:
                     self._file.flush()
                     good += 1
             good += len(line)
-        self._file.seek(good)
-        self._file.truncate()
+        self._file.truncate(good)
+        # Not by the file object, which may stay where it is and only remember.
+        os.lseek(self._file.fileno(), good, os.SEEK_SET)
         return ended
 
 

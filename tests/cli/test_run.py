@@ -10,6 +10,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -334,3 +335,24 @@ def test_it_needs_no_event_loop():
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.stdout.splitlines()[-1] == "2 []", done.stderr
+
+
+def test_a_full_disk_is_told_and_what_was_written_is_kept(tmp_path, make):
+    """The line that did not fit is cut off by the next run; those before it stay."""
+    name = str(tmp_path / "out.jsonl")
+    record = msgspec.json.encode(make.record(job_id="r0000000a.0123456789abcdef.0")).decode()
+    script = (
+        "import msgspec, resource\nfrom prorld.cli.exits import UsageError\n"
+        "from prorld.cli.run_out import OutLine, open_out\nfrom prorld.wire.jobs import JobRecord\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))\n"
+        f"line = OutLine(line=1, instance={{}}, record=msgspec.json.decode({record!r}, type=JobRecord))\n"
+        f"try:\n with open_out({name!r}) as out:\n  for n in range(9): out.append(line)\n"
+        "except UsageError as exc: print(exc)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert "can't be written" in done.stdout
+    size = Path(name).stat().st_size
+    with open_out(name) as out:
+        assert out.repaired
+        assert 0 < len(out.ended) < 9
+    assert 0 < Path(name).stat().st_size < size
