@@ -47,6 +47,8 @@ def status_lines(status: Status, ready: Ready, address: str) -> list[str]:
     state = "draining" if status.draining else "ready" if ready.ready else "not ready"
     lines = [f"prorld {status.version} at {address}: {state}, up {seconds(status.uptime_s)}, pid {status.pid}"]
     lines += [f"  missing: {clean(item.message)}; {clean(item.cure)}" for item in ready.missing]
+    warnings = [item for item in status.conditions if item.severity == "warning"]
+    lines += [f"  warning: {clean(item.message)}; {clean(item.cure)}" for item in warnings]
     lines += [f"jobs       {_counts(status.jobs)}", f"outcomes   {_counts(status.outcomes)}"]
     for name in ("init", "run", "eval"):
         stage = getattr(status.stages, name)
