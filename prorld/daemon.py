@@ -1,8 +1,8 @@
 """The composition root: builds the parts in order, holds the nurseries they live in, and takes them down in reverse.
 
-Three nurseries, one inside the other, so that whatever is needed to clean up outlives what has to be cleaned up:
-``core`` (warden, engines, pool) > ``jobs`` (supervisor) > ``front`` (HTTP). The first signal drains, the second kills;
-what other signals do is in ``ops.signals``.
+Four nurseries, one inside the other, so that whatever is needed to clean up outlives what has to be cleaned up:
+``ears`` (signals) > ``core`` (warden, engines, pool) > ``jobs`` (supervisor) > ``front`` (HTTP). One signal drains,
+two kill; what others do is in ``ops.signals``.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import faulthandler
 import gc
 import os
 import secrets
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -83,15 +83,9 @@ async def serve(
     notifier = Notifier.from_environment(os.environ)
     with held(loaded.state_dir):
         try:
-            async with trio.open_nursery() as nursery:
-                # Shielded, so that an end from outside reaches the jobs first and what they clean up with last.
-                core_scope = trio.CancelScope(shield=True)
-                core = await nursery.start(_hold, core_scope, name="core")
-                try:
-                    with _task_ages() as ages:
-                        await _serve(loaded, boot_id, core, notifier, ages, outside, task_status)
-                finally:
-                    core_scope.cancel("the daemon ends")
+            async with _outliving("ears") as ears, _outliving("core") as core:
+                with _task_ages() as ages:
+                    await _serve(loaded, boot_id, core, ears, notifier, ages, outside, task_status)
         finally:
             # Last, and without an await: nothing runs any more that could be kept waiting.
             reaper.remove_boot(_scratch_dir(loaded), boot_id)
@@ -108,6 +102,18 @@ def _task_ages() -> Iterator[TaskAges]:
         trio.lowlevel.remove_instrument(ages)
 
 
+@asynccontextmanager
+async def _outliving(name: str) -> AsyncIterator[trio.Nursery]:
+    """A nursery for what the block needs to the last: shielded, so that an end from outside reaches the block first."""
+    scope = trio.CancelScope(shield=True)
+    async with trio.open_nursery() as nursery:
+        held_open: trio.Nursery = await nursery.start(_hold, scope, name=name)
+        try:
+            yield held_open
+        finally:
+            scope.cancel("the daemon ends")
+
+
 async def _hold(
     scope: trio.CancelScope, *, task_status: trio.TaskStatus[trio.Nursery] = trio.TASK_STATUS_IGNORED
 ) -> None:
@@ -122,6 +128,7 @@ async def _serve(
     loaded: Loaded,
     boot_id: str,
     core: trio.Nursery,
+    ears: trio.Nursery,
     notifier: Notifier,
     ages: TaskAges,
     outside: Outside | None,
@@ -191,8 +198,8 @@ async def _serve(
             )
             with announced(loaded.state_dir, endpoint):
                 _tune_gc(config)
+                running = await service.start(core, ears)
                 log.info("daemon.started", address=server.address, boot_id=boot_id, state_dir=str(loaded.state_dir))
-                running = await service.start(core)
                 task_status.started(endpoint)
                 await running.until_told()
             server.close()

@@ -28,6 +28,7 @@ __all__ = ["EndSignals", "Outside", "Service"]
 
 log: FilteringBoundLogger = structlog.get_logger("prorld.daemon")
 
+END = (signal.SIGTERM, signal.SIGINT)
 # From the end of the drain until nothing is left: the clean-ups of jobs, sandboxes and engines with their deadlines.
 TEARDOWN_S = 60.0
 # For clients to read what ended while the daemon drained.
@@ -44,22 +45,31 @@ class Outside:
 
 @dataclass(kw_only=True)
 class EndSignals:
-    """SIGTERM and SIGINT, counted: the first drains, the second kills, later ones change nothing."""
+    """SIGTERM and SIGINT, counted: the first drains, the second kills, later ones change nothing.
 
+    Where the process is the daemon's own, that holds until the process has ended.
+    """
+
+    owns_process: bool = False
     first: trio.Event = field(default_factory=trio.Event)
     second: trio.Event = field(default_factory=trio.Event)
     name: str = ""
 
     async def hear(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Hear them until cancelled, also while the daemon is being taken down: an impatient one must not cut that."""
-        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as told:
-            task_status.started()
-            async for number in told:
-                if self.first.is_set():
-                    self.second.set()
-                else:
-                    self.name = signal.Signals(number).name
-                    self.first.set()
+        try:
+            with trio.open_signal_receiver(*END) as told:
+                task_status.started()
+                async for number in told:
+                    if self.first.is_set():
+                        self.second.set()
+                    else:
+                        self.name = signal.Signals(number).name
+                        self.first.set()
+        finally:
+            if self.owns_process:
+                for ignored in END:
+                    signal.signal(ignored, signal.SIG_IGN)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,20 +83,20 @@ class Service:
     ages: TaskAges
     outside: Outside | None
 
-    async def start(self, nursery: trio.Nursery) -> Running:
-        """Listen to signals, say that the daemon is ready, and go on telling; ``nursery`` outlives the drain."""
-        told = EndSignals()
-        await nursery.start(told.hear, name="end signals")
+    async def start(self, core: trio.Nursery, ears: trio.Nursery) -> Running:
+        """Listen to signals, say that the daemon is ready, go on telling. ``ears`` outlives ``core`` and all of it."""
+        told = EndSignals(owns_process=self.outside is not None)
+        await ears.start(told.hear, name="end signals")
         drain_s: Callable[[], float] = self._drain_s
         if self.outside is not None:
             reloader = Reloader(
                 self.config, self.outside.reread, resize=self.supervisor.set_stages, set_level=self.outside.set_level
             )
-            await nursery.start(signals.obey, self._reloads(reloader), self._snapshot, name="signals")
+            await ears.start(signals.obey, self._reloads(reloader), self._snapshot, name="signals")
             drain_s = lambda: reloader.config.timeouts.drain_s  # noqa: E731
         await self.notifier.ready(self.status_line())
         heart = Heartbeat(self.notifier, self.supervisor.ping, self.status_line)
-        nursery.start_soon(heart.run, name="heartbeat")
+        core.start_soon(heart.run, name="heartbeat")
         return Running(self.supervisor, self.notifier, heart, told, drain_s)
 
     def status_line(self) -> str:
