@@ -1,0 +1,171 @@
+"""The registry of conditions on a clock of ours, and the conditions that a daemon knows."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from prorld.kit.loop_lag import LoopLag
+from prorld.ops.conditions import KINDS, Disk, Parts, checks
+from prorld.ops.health import LOG_AFTER_S, Check, Health, Kind, Trouble
+from prorld.wire.ops import StagePatch, StagesPatch
+from tests.rollout.support import room
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+class World:
+    """Two things that can be broken, and a clock."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.broken: set[str] = set()
+        kinds = [
+            Kind(code="power", severity="error"),
+            Kind(code="light", severity="warning", depends_on=("power",), visible_after_s=5.0),
+        ]
+        self.health = Health([Check(kind, self._look(kind.code)) for kind in kinds], lambda: self.now)
+
+    def _look(self, code: str):
+        return lambda: [Trouble(f"no {code}", "repair it")] if code in self.broken else []
+
+    def seen(self, at: float) -> dict[str, float | None]:
+        """What is shown then, and for how long it has been broken."""
+        self.now = at
+        return {item.code: item.broken_for_s for item in self.health.conditions()}
+
+
+def test_a_blip_is_hidden_and_its_time_is_kept() -> None:
+    """It is shown after its time; mended in between, the time starts again."""
+    world = World()
+    world.broken = {"light"}
+    assert world.seen(100) == {}
+    assert world.seen(104.9) == {}
+    assert world.seen(105) == {"light": 5.0}
+    world.broken = set()
+    assert world.seen(106) == {}
+    world.broken = {"light"}
+    assert world.seen(107) == {}
+    assert world.seen(112) == {"light": 5.0}
+
+
+def test_a_child_is_silent_while_its_parent_is_sick() -> None:
+    """What follows from something else is not shouted about; its own time goes on."""
+    world = World()
+    world.broken = {"light", "power"}
+    assert world.seen(100) == {"power": 0.0}
+    assert world.seen(110) == {"power": 10.0}
+    world.broken = {"light"}
+    assert world.seen(111) == {"light": 11.0}
+
+
+def test_only_what_lasts_is_logged_and_once() -> None:
+    """An engine that joins a second after the start is no news."""
+    world = World()
+    world.broken = {"power"}
+    with capture_logs() as logs:
+        for at in (100, 101, 100 + LOG_AFTER_S, 120):
+            world.seen(at)
+        world.broken = set()
+        world.seen(121)
+        world.seen(122)
+    assert [(line["event"], line["code"]) for line in logs] == [("health.broken", "power"), ("health.mended", "power")]
+
+
+@pytest.mark.parametrize("kinds", [["a", "a"], ["b"]])
+def test_a_registry_that_can_not_be_is_refused(kinds: list[str]) -> None:
+    """Codes are unique, and what something depends on is registered before it."""
+    made = [Kind(code=code, severity="error", depends_on=("a",) if code == "b" else ()) for code in kinds]
+    with pytest.raises(AssertionError):
+        Health([Check(kind, list) for kind in made], lambda: 0.0)
+
+
+class FakeWarden:
+    """Up or not."""
+
+    is_up = True
+    restarts_total = 2
+
+
+class Names:
+    """Policies."""
+
+    def names(self) -> list[str]:
+        return ["default"]
+
+
+async def test_every_condition_can_hold_and_has_a_cure() -> None:
+    """A daemon in which nothing is right shows all of them; one in which all is well shows none."""
+    async with room() as here:
+        lag, disk, warden = LoopLag(), Disk(Path("/")), FakeWarden()
+        await disk.look()
+        assert disk.free_bytes is not None
+        disk.free_bytes = 1 << 40
+        parts = Parts(
+            supervisor=here.supervisor, pool=here.pool, policies=Names(), registry=here.registry,  # type: ignore[arg-type]
+            warden=warden, lag=lag, disk=disk,  # type: ignore[arg-type]
+        )  # fmt: skip
+        assert {check.kind.code: list(check.look()) for check in checks(parts)} == {kind.code: [] for kind in KINDS}
+        here.gates.resize(StagesPatch(eval=StagePatch(workers=0)))
+        here.supervisor.drain()
+        warden.is_up = False
+        lag.note(0.5)
+        disk.free_bytes = 1 << 20
+        broken = Parts(
+            supervisor=_Full(here.supervisor), pool=_Nobody(), policies=Names(), registry=_Broken(),  # type: ignore[arg-type]
+            warden=warden, lag=lag, disk=disk, no_sandbox="no bubblewrap; install it", is_root=True,  # type: ignore[arg-type]
+        )  # fmt: skip
+        found = {check.kind.code: list(check.look()) for check in checks(broken)}
+        assert [code for code, troubles in found.items() if not troubles] == []
+        assert len(found["stage_paused"]) == 1
+        assert all(trouble.message and trouble.cure for troubles in found.values() for trouble in troubles)
+
+
+class _Full:
+    """A supervisor whose memory for results is nearly full."""
+
+    def __init__(self, supervisor) -> None:
+        self._supervisor = supervisor
+
+    def __getattr__(self, name: str):
+        return getattr(self._supervisor, name)
+
+    def results_share(self) -> float:
+        return 0.95
+
+
+class _Nobody:
+    """A pool without engines."""
+
+    def has_engine(self, name: str) -> bool:
+        return False
+
+
+class _Entry:
+    """A plugin that could not be loaded."""
+
+    name = "wrong"
+    error = "ImportError"
+
+
+class _Broken:
+    """A registry of such plugins alone."""
+
+    def entries(self):
+        return [_Entry()]
+
+
+async def test_a_file_system_that_is_gone_has_no_free_bytes(tmp_path: Path) -> None:
+    """Nothing is raised, and no condition is made up."""
+    disk = Disk(tmp_path / "gone")
+    await disk.look()
+    assert disk.free_bytes is None
+
+
+def test_every_condition_is_documented() -> None:
+    """docs/operations.md has one row for each, with its severity."""
+    rows = re.findall(r"^\| `([a-z_]+)` \| (error|warning) \|", (DOCS / "operations.md").read_text(), re.MULTILINE)
+    assert rows == [(kind.code, kind.severity) for kind in KINDS]
