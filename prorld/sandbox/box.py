@@ -14,9 +14,10 @@ from prorld.errors import SandboxError
 from prorld.sandbox.bash import BashDialect
 from prorld.sandbox.contract import CommandResult, SandboxInfo, SandboxSpec
 from prorld.sandbox.files import Files
+from prorld.sandbox.link import Child
 from prorld.sandbox.python_session import PythonDialect
 from prorld.sandbox.session import Session, keep_empty
-from prorld.sandbox.warden_client import Child, Warden
+from prorld.sandbox.warden_client import Warden
 
 __all__ = ["Box"]
 

@@ -23,12 +23,13 @@ from prorld.errors import SandboxError, boundary
 from prorld.kit.cleanup import afterwards
 from prorld.kit.lanes import Lane
 from prorld.sandbox import reaper
+from prorld.sandbox.births import CONTROL_FD, DATA_FD, INFO_FD
 from prorld.sandbox.box import Box
 from prorld.sandbox.contract import Sandbox, SandboxInfo, SandboxSpec
 from prorld.sandbox.host import HostView, find_bubblewrap, host_view
+from prorld.sandbox.link import Child
 from prorld.sandbox.seccomp import assemble
-from prorld.sandbox.warden import CONTROL_FD, DATA_FD, INFO_FD
-from prorld.sandbox.warden_client import Child, Warden
+from prorld.sandbox.warden_client import Warden
 
 __all__ = ["BubblewrapRuntime", "Overlay", "bubblewrap_argv", "etc_files"]
 

@@ -15,7 +15,7 @@ from contextlib import closing, suppress
 import trio
 
 from prorld.errors import SandboxError
-from prorld.sandbox.warden_client import Child
+from prorld.sandbox.link import Child
 
 __all__ = ["Files"]
 

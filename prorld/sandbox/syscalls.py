@@ -12,7 +12,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["LIMITS", "Libc", "be_the_first_to_go", "drop_to", "expose", "lower_limits", "restore_signals"]
+__all__ = [
+    "LIMITS",
+    "Libc",
+    "be_the_first_to_go",
+    "drop_to",
+    "expose",
+    "lower_limits",
+    "raise_descriptors",
+    "restore_signals",
+]
 
 LIMITS = {
     "processes": resource.RLIMIT_NPROC,
@@ -20,6 +29,9 @@ LIMITS = {
     "file_bytes": resource.RLIMIT_FSIZE,
     "memory_bytes": resource.RLIMIT_DATA,
 }
+
+_OWN_FDS = 1 << 16
+_SHARE_OF_FDS = 4
 
 _PR_SET_NO_NEW_PRIVS = 38
 _PR_SET_CHILD_SUBREAPER = 36
@@ -98,14 +110,27 @@ def restore_signals() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
 
 
+def raise_descriptors() -> None:
+    """Give this process a multiple of the descriptors that a sandbox may ask for.
+
+    Descriptors on their way in sockets are counted for the user, over all sandboxes, and held against the limit of
+    whoever sends. A sandbox must hit its own limit while there is room in this one's.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (_OWN_FDS if hard < 0 else min(_OWN_FDS, hard), hard))
+
+
 def lower_limits(limits: dict[str, int]) -> None:
     """Set the limits of this process and its children for good; no core files.
 
     Inside a user namespace the limit of processes counts that namespace alone.
     """
+    own_fds, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     for name, value in limits.items():
         _, hard = resource.getrlimit(LIMITS[name])
         lowered = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        if name == "open_files":
+            lowered = min(lowered, own_fds // _SHARE_OF_FDS)
         resource.setrlimit(LIMITS[name], (lowered, lowered))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 

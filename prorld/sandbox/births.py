@@ -1,0 +1,279 @@
+"""How a child of the warden comes to be: a fork on a new pty, and a report of when it has become its program.
+
+From the moment that a child is in a sandbox's pid namespace until it has executed, the programs of that sandbox can
+stop it, and nothing can forbid that. So nobody ever waits for a child: it reports over a pipe that closes when it
+executes, and a birth that does not come to its end by its deadline is ended by whoever looks after it.
+
+Runs in the warden alone: standard library and ptyprocess.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import fcntl
+import os
+import re
+import resource
+import signal
+import socket
+import termios
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+from ptyprocess import PtyProcess
+
+from prorld.sandbox.syscalls import LIMITS, Libc, be_the_first_to_go, lower_limits, restore_signals
+
+__all__ = [
+    "BIRTH_SECONDS",
+    "CONTROL_FD",
+    "DATA_FD",
+    "INFO_FD",
+    "BadRequestError",
+    "Birth",
+    "Wish",
+    "begin_inside",
+    "begin_outside",
+    "decode_wish",
+    "keep_numbers_free",
+]
+
+CONTROL_FD = 9  # the child's end of its control socket
+INFO_FD = 10  # where bubblewrap writes the pid of the sandbox's first process
+DATA_FD = 11  # the first of the descriptors that hold ``data``
+MAX_DATA = 16
+BIRTH_SECONDS = 2.0
+_REPORT_BYTES_MAX = 1 << 12
+
+_BORN = re.compile(rb"^pid (\d+)\n", re.MULTILINE)
+_FAILED = re.compile(rb"^why (.*)\n", re.MULTILINE)
+
+
+class BadRequestError(Exception):
+    """A message that the warden does not understand."""
+
+
+@dataclass(kw_only=True)
+class Wish:
+    """A decoded request for a child."""
+
+    id: int
+    argv: list[str]
+    env: dict[str, str]
+    cwd: str = "/"
+    data: list[bytes] = field(default_factory=list)
+    enter: int | None = None
+    limits: dict[str, int] = field(default_factory=dict)
+    filter: bytes = b""
+
+
+class Birth:
+    """A child on its way to its program. It owns its descriptors until ``close``."""
+
+    def __init__(self, wish: Wish, *, pid: int, report: int, master: int, control: int, info: int | None) -> None:
+        self.id = wish.id
+        self.inside = wish.enter is not None
+        self.report = report
+        self.master = master
+        self.control = control
+        self.info = info
+        self.pid = -1
+        self.why = ""
+        self.deadline = time.monotonic() + BIRTH_SECONDS
+        self._said = b""
+        self._held: list[int] = []
+        self._hold(pid)
+        if not self.inside:
+            self.pid = pid
+
+    def hear(self) -> bool:
+        """Take what has been reported, without waiting; true when no more will come."""
+        try:
+            piece = os.read(self.report, _REPORT_BYTES_MAX)
+        except BlockingIOError:
+            return False
+        self._said = (self._said + piece)[:_REPORT_BYTES_MAX]
+        born = _BORN.search(self._said)
+        if self.pid < 0 and born is not None:
+            self.pid = int(born[1])
+            self._hold(self.pid)
+        failed = _FAILED.search(self._said)
+        if failed is not None:
+            self.why = failed[1].decode("utf-8", "replace")
+        elif not piece and self.pid < 0:
+            self.why = "it ended before it had begun"
+        return not piece
+
+    def kill(self) -> None:
+        """End what there is of it, stopped or not."""
+        for held in self._held:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(held, signal.SIGKILL)
+
+    def close(self) -> None:
+        """Close what it still owns; ``info`` goes to the child that it has become."""
+        for descriptor in (self.report, self.master, self.control, *self._held):
+            os.close(descriptor)
+
+    def _hold(self, pid: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self._held.append(os.pidfd_open(pid))
+
+
+def begin_outside(wish: Wish) -> Birth:
+    """Begin a child beside the warden; ``data`` are contents that it finds on descriptors."""
+
+    def become(_: int) -> NoReturn:
+        be_the_first_to_go()
+        restore_signals()
+        os.chdir(wish.cwd)
+        _execute(wish)
+
+    with contextlib.ExitStack() as stack:
+        info, far_info = os.pipe()
+        stack.callback(os.close, info)
+        os.set_blocking(info, False)
+        _put(far_info, INFO_FD, stack)
+        for number, content in enumerate(wish.data, DATA_FD):
+            _put(_memory_file(content), number, stack)
+        birth = _begin(wish, become, [INFO_FD, *range(DATA_FD, DATA_FD + len(wish.data))], info)
+        birth.info = os.dup(info)
+        return birth
+
+
+def begin_inside(wish: Wish, first: int, libc: Libc) -> Birth:
+    """Begin a child in the namespaces of the process that the pidfd ``first`` stands for.
+
+    All that can be done from outside of its pid namespace is done there, where nothing of the sandbox can reach.
+    """
+
+    def become(report: int) -> NoReturn:
+        be_the_first_to_go()
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # giving the tty up hangs up on its foreground group: on us
+        libc.join_namespaces(first)
+        fcntl.ioctl(0, termios.TIOCNOTTY)
+        libc.give_up_privileges(wish.filter)
+        restore_signals()
+        os.chdir(wish.cwd)
+        pid = os.fork()
+        if pid:
+            os.write(report, b"pid %d\n" % pid)
+            os._exit(0)
+        os.setsid()
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+        lower_limits(wish.limits)
+        os.close(first)
+        _execute(wish)
+
+    return _begin(wish, become, [first], None)
+
+
+def _begin(wish: Wish, become: Callable[[int], NoReturn], keep: list[int], info: int | None) -> Birth:
+    with contextlib.ExitStack() as stack:
+        near, far = socket.socketpair()
+        stack.enter_context(near)
+        _put(far.detach(), CONTROL_FD, stack)
+        report, tell = os.pipe()
+        stack.callback(os.close, tell)
+        with contextlib.ExitStack() as failing:
+            failing.callback(os.close, report)
+            os.set_blocking(report, False)
+            pid, master = _pty_spawn(lambda: _be_born(become, tell, [CONTROL_FD, *keep]), [CONTROL_FD, *keep, tell])
+            failing.pop_all()
+        return Birth(wish, pid=pid, report=report, master=master, control=near.detach(), info=info)
+
+
+def _be_born(become: Callable[[int], NoReturn], tell: int, keep: list[int]) -> NoReturn:
+    """What a forked child does; it never returns into the copy of the warden that it is.
+
+    ptyprocess waits until a pipe of its own is closed. That happens here and not when the child executes: until it
+    joins a sandbox nobody can stop it, so that wait is short.
+    """
+    try:
+        _close_all_but([*keep, tell])
+        become(tell)
+    except BaseException as exc:  # noqa: BLE001 - it is told, and this process ends
+        why = " ".join(f"{type(exc).__name__}: {exc}".split())[:500]
+        os.write(tell, f"why {why}\n".encode("utf-8", "replace"))
+    finally:
+        os._exit(1)
+
+
+def _pty_spawn(run: Callable[[], NoReturn], keep: list[int]) -> tuple[int, int]:
+    process = PtyProcess.spawn(["/proc/self/exe"], cwd="/", env={}, echo=False, preexec_fn=run, pass_fds=keep)
+    process.closed = True  # its own ``close`` sleeps and kills
+    with contextlib.closing(process.fileobj):
+        try:
+            attributes = termios.tcgetattr(process.fd)
+            attributes[1] &= ~termios.OPOST
+            termios.tcsetattr(process.fd, termios.TCSANOW, attributes)
+            return process.pid, os.dup(process.fd)
+        except BaseException:
+            os.kill(process.pid, signal.SIGKILL)
+            raise
+
+
+def _execute(wish: Wish) -> NoReturn:
+    os.execve(wish.argv[0], wish.argv, wish.env)  # noqa: S606 - no shell is what is wanted
+
+
+def _close_all_but(keep: Iterable[int]) -> None:
+    after = 3
+    for number in sorted(keep):
+        os.closerange(after, number)
+        after = number + 1
+    os.closerange(after, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+
+
+def decode_wish(message: dict[str, Any]) -> Wish:
+    """The request, checked field by field; the daemon is trusted, but a fault in it must show as one."""
+    try:
+        wish = Wish(
+            id=int(message["id"]),
+            argv=[str(word) for word in message["argv"]],
+            env={str(name): str(value) for name, value in message["env"].items()},
+            cwd=str(message["cwd"]),
+            data=[base64.b64decode(text, validate=True) for text in message["data"]],
+            enter=None if message["enter"] is None else int(message["enter"]),
+            limits={str(name): int(value) for name, value in message["limits"].items()},
+            filter=base64.b64decode(message["filter"], validate=True),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as exc:
+        raise BadRequestError(f"malformed request: {exc!r}") from exc
+    if not wish.argv or len(wish.data) > MAX_DATA or not wish.limits.keys() <= LIMITS.keys():
+        raise BadRequestError("request out of bounds")
+    return wish
+
+
+def keep_numbers_free() -> None:
+    """Keep the warden's own descriptors off the numbers that children expect."""
+    for number in range(CONTROL_FD, DATA_FD + MAX_DATA):
+        _reserve(number)
+
+
+def _put(descriptor: int, number: int, stack: contextlib.ExitStack) -> None:
+    """Move a descriptor to the number where a child expects it, until ``stack`` is left."""
+    try:
+        os.dup2(descriptor, number, inheritable=True)
+    finally:
+        os.close(descriptor)
+    stack.callback(_reserve, number)
+
+
+def _memory_file(content: bytes) -> int:
+    """``content``, ready to be read from its start."""
+    held = os.memfd_create("data")
+    os.write(held, content)
+    os.lseek(held, 0, os.SEEK_SET)
+    return held
+
+
+def _reserve(number: int) -> None:
+    """Put /dev/null on ``number``, so that nothing else ever lands there."""
+    null = os.open(os.devnull, os.O_RDWR)
+    if null != number:
+        os.dup2(null, number, inheritable=False)
+        os.close(null)

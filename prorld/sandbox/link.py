@@ -1,0 +1,262 @@
+"""The socket to one warden process: requests, the children it has, and whether it is well.
+
+A descriptor that arrives for a request nobody waits for any more is closed, and what it belonged to is killed. A warden
+that does not answer is killed; when it is gone, however, every wait and every request fails at once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+from array import array
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from typing import Literal
+
+import msgspec
+import trio
+
+from prorld.errors import SandboxError
+from prorld.sandbox.warden import MAX_MESSAGE
+
+__all__ = ["Child", "Event", "Link", "receive"]
+
+SPAWN_SECONDS = 10.0  # much more than a warden that is well ever takes
+PING_SECONDS = 5.0
+PONG_SECONDS = 10.0
+_PINGS = 20  # sent for one answer, over PONG_SECONDS: a daemon that was held up itself still hears it
+_KILL_AGAIN_SECONDS = 0.2
+_DESCRIPTORS = 2  # that come with a spawned child
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True):
+    """Anything the warden says."""
+
+    op: Literal["ready", "spawned", "refused", "exit", "pong"]
+    id: int = -1
+    pid: int = 0
+    why: str = ""
+    status: int = 0
+
+
+class Child:
+    """A process that the warden spawned: its pty, its control socket, its end."""
+
+    def __init__(self, link: Link, number: int, pid: int, master: int, control: socket.socket) -> None:
+        control.setblocking(False)
+        self.pid = pid
+        self.tty = trio.lowlevel.FdStream(master)
+        self.control = trio.socket.from_stdlib_socket(control)
+        self.exit_code: int | None = None
+        self._link = link
+        self._number = number
+        self._master = master
+        self._exited = trio.Event()
+        self._closed = False
+
+    @property
+    def number(self) -> int:
+        """The number the warden knows it by."""
+        return self._number
+
+    @property
+    def running(self) -> bool:
+        """Whether its end has not been heard of."""
+        return not self._exited.is_set()
+
+    async def wait(self) -> int:
+        """Its exit code, negative for a signal; -9 where the warden died with it."""
+        await self._exited.wait()
+        return -signal.SIGKILL if self.exit_code is None else self.exit_code
+
+    def interrupt(self, number: signal.Signals) -> None:
+        """Signal what is in the foreground on its tty: works from outside of its pid namespace."""
+        if self._closed:
+            return
+        with suppress(OSError):
+            group = os.tcgetpgrp(self._master)
+            if group > 1:
+                os.killpg(group, number)
+
+    def close(self) -> None:
+        """Close this side of its pty and its socket, and have it killed with its foreground job. Can be repeated."""
+        if self._closed:
+            return
+        if self.running:
+            self.interrupt(signal.SIGKILL)
+            self._link.kill_nowait(self._number)
+        self._closed = True
+        self.tty.close()
+        self.control.close()
+
+    async def end(self) -> None:
+        """Kill it, and everything of it, and wait until it is gone. The caller bounds the wait.
+
+        Its tty is closed last: the hang-up would end bubblewrap before the kernel has emptied the namespace, and its
+        exit would mean nothing.
+        """
+        try:
+            while self.running:
+                self._link.kill_nowait(self._number)
+                with trio.move_on_after(_KILL_AGAIN_SECONDS):
+                    await self._exited.wait()
+        finally:
+            self.close()
+
+    def ended(self, exit_code: int | None) -> None:
+        """Note its end; called by the link alone."""
+        self.exit_code = exit_code
+        self._exited.set()
+
+
+class _Request:
+    """Somebody who waits for a child."""
+
+    def __init__(self) -> None:
+        self.answered = trio.Event()
+        self.child: Child | None = None
+        self.why = ""
+
+
+class Link:
+    """The socket to one warden process, and what is known of its children."""
+
+    def __init__(self, raw: socket.socket, sock: trio.socket.SocketType) -> None:
+        self._raw = raw
+        self._sock = sock
+        self._sending = trio.Lock()
+        self._requests: dict[int, _Request] = {}
+        self._children: dict[int, Child] = {}
+        self._numbers = 0
+        self._dead = False
+        self._doubted = trio.Event()
+        self._answered = trio.Event()
+
+    async def spawn(self, wish: dict[str, object]) -> Child:
+        """Ask for a child and wait for it."""
+        if self._dead:
+            await trio.lowlevel.checkpoint_if_cancelled()
+            raise SandboxError("the warden is gone")
+        self._numbers += 1
+        number, request = self._numbers, _Request()
+        packet = json.dumps({"op": "spawn", "id": number, **wish}).encode()
+        if len(packet) > MAX_MESSAGE:
+            raise SandboxError(f"a request of {len(packet)} bytes is too large for the warden", retryable=False)
+        with ExitStack() as stack:
+            self._requests[number] = request
+            stack.callback(self._abandon, number, request)
+            with trio.move_on_after(SPAWN_SECONDS):
+                await self._send(packet)
+                await request.answered.wait()
+            if not request.answered.is_set():
+                self._doubted.set()
+                raise SandboxError(f"the warden did not answer in {SPAWN_SECONDS:.0f} s")
+            if request.child is None:
+                # The cancellation that ended the warden may be the caller's own.
+                await trio.lowlevel.checkpoint_if_cancelled()
+                raise SandboxError(f"the warden refused to start a process: {request.why}")
+            stack.pop_all()
+            return request.child
+
+    def _abandon(self, number: int, request: _Request) -> None:
+        self._requests.pop(number, None)
+        if request.child is not None:
+            request.child.close()
+
+    async def _send(self, packet: bytes) -> None:
+        try:
+            async with self._sending:
+                await self._sock.send(packet)
+        except (OSError, trio.ClosedResourceError) as exc:
+            raise SandboxError("the warden is gone") from exc
+
+    def kill_nowait(self, number: int) -> None:
+        """Have a child killed; one that is not sent now is sent again by whoever waits for the end."""
+        with suppress(OSError):
+            self._raw.send(json.dumps({"op": "kill", "id": number}).encode())
+
+    async def watch(self, kill: Callable[[], None]) -> None:
+        """Ask from time to time, and after a request without an answer, whether the warden is well; else kill it."""
+        while await self._answers():
+            self._doubted = trio.Event()
+            with trio.move_on_after(PING_SECONDS):
+                await self._doubted.wait()
+        kill()
+
+    async def _answers(self) -> bool:
+        self._answered = trio.Event()
+        for _ in range(_PINGS):
+            with suppress(OSError):
+                self._raw.send(b'{"op": "ping"}')
+            with trio.move_on_after(PONG_SECONDS / _PINGS):
+                await self._answered.wait()
+                return True
+        return False
+
+    async def listen(self) -> None:
+        """Hear the warden out, until it is gone."""
+        try:
+            while True:
+                event, descriptors = await receive(self._sock)
+                if event is None:
+                    return
+                self._hear(event, descriptors)
+        finally:
+            self._dead = True
+            for request in self._requests.values():
+                request.why = "it is gone"
+                request.answered.set()
+            for child in self._children.values():
+                child.ended(None)
+
+    def _hear(self, event: Event, descriptors: list[int]) -> None:
+        if event.op == "pong":
+            self._answered.set()
+            return
+        if event.op == "exit":
+            child = self._children.pop(event.id, None)
+            if child is not None:
+                child.ended(event.status)
+            return
+        request = self._requests.pop(event.id, None)
+        if event.op == "spawned":
+            child = self._adopt(event, descriptors)
+            if request is None and child is not None:
+                child.close()
+            elif request is not None:
+                request.child, request.why = child, "no descriptors are left"
+        elif request is not None:
+            request.why = event.why
+        if request is not None:
+            request.answered.set()
+
+    def _adopt(self, event: Event, descriptors: list[int]) -> Child | None:
+        if len(descriptors) != _DESCRIPTORS:  # this process has no room for more
+            for descriptor in descriptors:
+                os.close(descriptor)
+            self.kill_nowait(event.id)
+            return None
+        child = Child(self, event.id, event.pid, descriptors[0], socket.socket(fileno=descriptors[1]))
+        self._children[event.id] = child
+        return child
+
+
+async def receive(sock: trio.socket.SocketType) -> tuple[Event | None, list[int]]:
+    """The next message and its descriptors; ``None`` when the warden has gone or talks nonsense, which is the same."""
+    room = socket.CMSG_SPACE(_DESCRIPTORS * array("i").itemsize)
+    try:
+        packet, ancillary, _, _ = await sock.recvmsg(MAX_MESSAGE, room, socket.MSG_CMSG_CLOEXEC)
+    except OSError:
+        return None, []
+    descriptors = array("i")
+    for level, kind, content in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            descriptors.frombytes(content[: len(content) - len(content) % descriptors.itemsize])
+    try:
+        return msgspec.json.decode(packet, type=Event), list(descriptors)
+    except msgspec.DecodeError:
+        for descriptor in descriptors:
+            os.close(descriptor)
+        return None, []
