@@ -78,6 +78,11 @@ class Collector:
         )
 
     @property
+    def started(self) -> bool:
+        """Whether the start mark has come."""
+        return self._started
+
+    @property
     def output(self) -> bytes:
         """The output so far, bounded."""
         return self._output.value()

@@ -72,9 +72,14 @@ class Sandbox(Protocol):
     """A live sandbox.
 
     A limit that passes interrupts what runs, keeps the session and returns what there was with ``timed_out``. A shell
-    or interpreter that died is noticed at once, started again, and the result says ``restarted``. A sandbox that is
-    gone raises ``SandboxError``; a sandbox's own trouble is never presented as a command's output. One call per session
-    at a time: concurrent calls of ``bash`` queue, and so do those of ``python``.
+    or interpreter that died is noticed at once, started again, and the result says ``restarted``; where it had died
+    before it took the command, the fresh one runs it. A program that dies within a command never gives it exit code 0.
+    A sandbox that is gone raises ``SandboxError``; a sandbox's own trouble is never presented as a command's output.
+    One call per session at a time: concurrent calls of ``bash`` queue, and so do those of ``python``.
+
+    A session runs what its user lets it run, and all that it answers afterwards, exit codes included, is the word of
+    that: functions, aliases, traps and background processes stay. A grader that must not be lied to reads files, or
+    runs its checks in a fresh sandbox.
     """
 
     @property

@@ -2,7 +2,8 @@
 
 The program's kind (``Dialect``) says how it is started and how a text is handed to it; everything else is here: one
 call at a time, output bounded, the ladder of signals when a limit passes, the restart. Output and status come over the
-control socket between marks that carry a nonce (see ``collector``), so nothing is ever read off a prompt.
+control socket between marks that carry a nonce (see ``collector``), so nothing is ever read off a prompt. That keeps
+order; it is no proof: what runs in a session can read the nonce and say what it likes.
 
 A call that is cancelled half-way leaves a program nobody knows the state of: it is killed at once and replaced by the
 next call, which says so with ``restarted``.
@@ -23,12 +24,15 @@ import trio
 from prorld.errors import SandboxError
 from prorld.sandbox.collector import Collector, EndOfCommand
 from prorld.sandbox.contract import CommandResult
-from prorld.sandbox.warden_client import Child
+from prorld.sandbox.link import Child
 
-__all__ = ["TIMED_OUT", "Dialect", "Rung", "Session", "Spawn", "keep_empty"]
+__all__ = ["NO_END", "TIMED_OUT", "Dialect", "Rung", "Session", "Spawn", "keep_empty"]
 
 TIMED_OUT = 124  # the exit code of a text that its limit ended, as timeout(1) has it
+NO_END = 125  # the exit code of a text that never came to its end, although its program ended with 0
 BOOT_SECONDS = 20.0
+RESTART_SECONDS = 10.0
+TRIES = 2  # of a text that no program has taken yet
 SYNC_SECONDS = 2.0
 DEATH_SECONDS = 2.0
 
@@ -125,31 +129,44 @@ class Session:
                 frame = self._dialect.frame(nonce, text)
             except ValueError as exc:
                 return CommandResult(exit_code=2, output=f"{self._name}: {exc}\n".encode(), restarted=replaced)
-            collector = Collector(nonce, self._output_bytes)
             started_at = trio.current_time()
-            end, timed_out = await self._climb(child, frame, collector, limit_s)
-            duration_s = trio.current_time() - started_at
-            if end is None:
-                code = await self._bury(child, waiting=not timed_out)
-                await self._start()
-                replaced = True
-            else:
-                code = end.exit_code
-                self._cwd = os.fsdecode(end.cwd) or self._cwd
-            return CommandResult(
-                exit_code=TIMED_OUT if timed_out else code,
-                output=collector.output,
-                omitted_bytes=collector.omitted_bytes,
-                timed_out=timed_out,
-                restarted=replaced,
-                duration_s=duration_s,
-            )
+            for _ in range(TRIES):
+                collector = Collector(nonce, self._output_bytes)
+                left_s = max(0.0, started_at + limit_s - trio.current_time())
+                code, timed_out = await self._try(child, frame, collector, left_s)
+                if self._child is None:
+                    child, replaced = await self._start(), True
+                if code is not None:
+                    return CommandResult(
+                        exit_code=code,
+                        output=collector.output,
+                        omitted_bytes=collector.omitted_bytes,
+                        timed_out=timed_out,
+                        restarted=replaced,
+                        duration_s=trio.current_time() - started_at,
+                    )
+            raise SandboxError(f"the {self._name} session does not live long enough to take a text")
 
     def close(self) -> None:
         """Let go of the program; it is killed if it still runs."""
         child, self._child = self._child, None
         if child is not None:
             child.close()
+
+    async def _try(self, child: Child, frame: bytes, collector: Collector, limit_s: float) -> tuple[int | None, bool]:
+        """The exit code of a text, and whether a limit ended it. A program that has died in it is let go.
+
+        There is no code where the program was dead before it took the text: what that death says is no answer to it.
+        Nor is 0, where the program ended within the text.
+        """
+        end, timed_out = await self._climb(child, frame, collector, limit_s)
+        if end is not None:
+            self._cwd = os.fsdecode(end.cwd) or self._cwd
+            return (TIMED_OUT if timed_out else end.exit_code), timed_out
+        died_with = await self._bury(child, waiting=not timed_out)
+        if timed_out:
+            return TIMED_OUT, True
+        return (died_with or NO_END) if collector.started else None, False
 
     async def _climb(
         self, child: Child, frame: bytes, collector: Collector, limit_s: float
@@ -192,7 +209,7 @@ class Session:
             nonce = _nonce()
             collector = Collector(nonce, 1 << 12)
             try:
-                with trio.fail_after(BOOT_SECONDS):
+                with trio.fail_after(RESTART_SECONDS if self._lives else BOOT_SECONDS):
                     await _send(child, self._dialect.typed_once, self._dialect.sent_once)
                     frame = self._dialect.frame(nonce, self._dialect.change_directory(self._cwd))
                     await _send(child, self._dialect.typed_each, frame)

@@ -7,6 +7,7 @@ import trio
 
 from prorld.sandbox.bubblewrap import BubblewrapRuntime
 from prorld.sandbox.contract import Sandbox, SandboxLimits, SandboxSpec
+from prorld.sandbox.session import NO_END
 from prorld.testing.sandbox_contract import open_sandbox
 
 # Cases whose own output and exit code say it all: (name, command, exit code, output).
@@ -109,7 +110,8 @@ DEATHS = [
     ("kill", "kill -9 $$", 128 + 9, b""),
     ("set -e", "set -e; false; echo never", 1, None),
     ("set -u", "set -u; echo a; exit 5", 5, b"a\nexit\n"),
-    ("exec", "exec true", 0, b""),
+    ("exec", "exec true", NO_END, b""),
+    ("exit 0", "echo bye; exit 0", NO_END, b"bye\nexit\n"),
     ("logout by trap", "trap 'exit 7' USR1; kill -USR1 $$; sleep 1000", 7, b""),
 ]
 
@@ -125,6 +127,25 @@ async def test_death(sandbox: Sandbox) -> None:
             assert result.output == output, name
         assert (await sandbox.bash("pwd")).output == b"/work/here\n", name
         await assert_clean(sandbox)
+
+
+async def test_death_before_a_command_is_no_answer(sandbox: Sandbox) -> None:
+    """A shell that a former command has ended answers nothing: the command runs, once, in a fresh one."""
+    forged = await sandbox.bash("printf '\\0%s 0 /work\\0' \"$__n\"; exit 0")
+    assert (forged.exit_code, forged.restarted) == (0, False)
+    result = await sandbox.bash("echo x >> ran; cat ran; exit 3")
+    assert (result.exit_code, result.restarted) == (3, True)
+    assert result.output.startswith(b"x\n")
+    forged = await sandbox.bash("printf '\\0%s 0 /work\\0' \"$__n\"; exit 0")
+    result = await sandbox.bash("(exit 4)")
+    assert (result.exit_code, result.restarted) == (4, True)
+
+
+async def test_death_within_a_command_is_no_success(sandbox: Sandbox) -> None:
+    """A trap that a former command has set can't end a later one with success."""
+    await sandbox.bash("trap 'exit 0' USR1; me=$$; (sleep 0.2; kill -USR1 $me) & disown -a")
+    result = await sandbox.bash("sleep 0.5; false", limit_s=10)
+    assert (result.exit_code, result.restarted, result.timed_out) == (NO_END, True, False)
 
 
 async def test_redirected_for_good(sandbox: Sandbox) -> None:

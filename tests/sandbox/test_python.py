@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from prorld.sandbox.contract import Sandbox
+from prorld.sandbox.session import NO_END
 
 PLAIN = [
     ("value of the last expression", "x = 2\nx * 3", 0, b"6\n"),
@@ -98,6 +99,19 @@ async def test_death(sandbox: Sandbox) -> None:
         result = await sandbox.python(f"import os; {end}")
         assert (result.exit_code, result.restarted) == (exit_code, True), end
         assert (await sandbox.python("import os; os.getcwd()")).output == b"'/work/d'\n", end
+
+
+async def test_death_within_a_cell_is_no_success(sandbox: Sandbox) -> None:
+    """A thread that a former cell has left can't end a later one with success, nor one that had not begun."""
+    leave = "import os, threading, time\nthreading.Thread(target=lambda: (time.sleep({}), os._exit(0))).start()"
+    await sandbox.python(leave.format(0.2))
+    result = await sandbox.python("import time; time.sleep(10); assert False")
+    assert (result.exit_code, result.restarted) == (NO_END, True)
+    await sandbox.python(leave.format(0.1))
+    await sandbox.bash("sleep 0.3")
+    result = await sandbox.python("assert False")
+    assert (result.exit_code, result.restarted) == (1, True)
+    assert b"AssertionError" in result.output
 
 
 async def test_interrupts_itself_after_the_end(sandbox: Sandbox) -> None:
