@@ -64,6 +64,7 @@ EVENTS: Mapping[str, str] = {
     "manager.lost": "the service manager does not take what it is told",
     "reload.refused": "the new configuration can't be used; the old one stays",
     "plugin.broken": "a client of engines or a runtime of sandboxes could not be loaded; it is left out",
+    "reevaluation.crashed": "a bug of ours while a stored rollout was scored again; its record has an outcome",
     "request.answered": "one line per request, at debug",
     "request.crashed": "a request met a bug of ours; it was answered 500",
     "sandbox.left": "files of a sandbox that could not be removed",
