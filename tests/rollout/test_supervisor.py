@@ -8,6 +8,7 @@ import trio
 from prorld.domain.job import JobState
 from prorld.domain.outcome import OutcomeKind
 from prorld.errors import BadRequest, Conflict, Forgotten, Impossible, NotFound, Overloaded, RequestError
+from prorld.kit.mailbox import MailboxClosed
 from prorld.rollout.supervisor import SupervisorLimits
 from prorld.testing.fake_backend import FakeBackend
 from prorld.testing.scripted_engine.script import Latency, Script
@@ -261,3 +262,11 @@ async def test_whoever_follows_events_is_woken(autojump_clock: trio.testing.Mock
                 seen = here.supervisor.events("a", "tests")[-1].seq
             await here.supervisor.wait_event("a", "tests", after=10_000)
         assert here.supervisor.outcomes()["ok"] == 1
+
+
+async def test_a_ping_goes_the_way_of_a_submit(autojump_clock: trio.testing.MockClock) -> None:
+    """An actor that reads its mailbox answers; one that has ended is told apart from one that does not answer."""
+    async with room() as here:
+        await here.supervisor.ping()
+    with pytest.raises(MailboxClosed):
+        await here.supervisor.ping()
