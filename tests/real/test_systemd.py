@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -208,6 +209,26 @@ def test_a_rollout_in_a_real_sandbox(service: Machine) -> None:
     assert (record["outcome"]["kind"], record["reward"]) == ("ok", 1.0), record
     assert record["tokens"]["observed"] > 0
     until(lambda: not [line for line in of_the_service(service) if "sleep" in line or "bwrap" in line], "all is gone")
+
+
+def try_sandbox(machine: Machine, setting: str) -> str:
+    """Make a sandbox as the service's user under one setting; ``works``, or what was said."""
+    code = (
+        "import trio\nfrom prorld.sandbox.probe import check_bubblewrap\nprint(trio.run(check_bubblewrap) or 'works')"
+    )
+    command = ["systemd-run", "--wait", "--pipe", "--quiet", "-p", "User=prorld", "-p", "NoNewPrivileges=yes"]
+    command += ["-p", setting, "-E", f"PYTHONPATH={SOURCES}", "/opt/prorld/bin/python", "-c", code]
+    return machine.run(*command, check=False).strip()
+
+
+@pytest.mark.slow
+def test_what_the_readme_says_of_hardening(machine: Machine) -> None:
+    """Each setting of the table keeps sandboxes from being made by itself; a harmless one does not."""
+    page = (ROOT / "systemd" / "README.md").read_text()
+    table = re.findall(r"^\| `([A-Za-z]+=[^`]+)` \|", page, re.MULTILINE)
+    assert len(table) >= 6
+    assert try_sandbox(machine, "PrivateTmp=yes") == "works"
+    assert [setting for setting in table if try_sandbox(machine, setting) == "works"] == []
 
 
 def test_reload_applies_what_is_safe_and_refuses_what_is_wrong(service: Machine, config: Path) -> None:
