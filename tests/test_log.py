@@ -74,6 +74,21 @@ def test_less_than_the_level_is_not_shown():
     assert [line["event"] for line in lines(out)] == ["backend.lost"]
 
 
+def test_the_level_can_change_while_loggers_live():
+    """A logger that was used before follows, and so do libraries."""
+    out = io.StringIO()
+    set_level = configure("warning", "json", stream=out)
+    logger = structlog.get_logger()
+    logger.debug("job.queued")
+    set_level("debug")
+    logger.debug("job.done")
+    logging.getLogger("a.library").warning("hello")
+    set_level("error")
+    logger.warning("backend.lost")
+    logging.getLogger("a.library").warning("hello again")
+    assert [line["event"] for line in lines(out)] == ["job.done", "library.logged"]
+
+
 @pytest.mark.parametrize(
     ("fmt", "stream", "is_json"),
     [
