@@ -117,14 +117,16 @@ class Api:
 
     async def submit(self, instance: dict[str, Any], *, max_tokens: int = 64, max_turns: int = 1000) -> str:
         """Hand a job in; its id."""
-        body = {
-            "handler": "bench",
-            "instance": instance,
-            "sampling": {"max_tokens": max_tokens},
-            "agent": {"max_turns": max_turns, "max_context_tokens": 1_000_000},
-            "max_attempts": 1,
-        }
+        body = _body(instance, max_tokens=max_tokens, max_turns=max_turns)
         return _JOB.decode(await self._send("POST", "/v1/jobs", body)).job_id
+
+    async def roll(self, instance: dict[str, Any]) -> None:
+        """A whole rollout in one request; it must end well."""
+        job = _JOB.decode(await self._send("POST", f"/v1/jobs?wait_s={WAIT_S}", _body(instance)))
+        if job.outcome is None:
+            await self.ended(job.job_id)
+        elif job.outcome.kind != "ok":
+            raise BenchFailed(f"a rollout ended {job.outcome.kind}: {job.outcome.message}")
 
     async def ended(self, job_id: str) -> Job:
         """Wait for a job's end; it must be a good one."""
@@ -181,6 +183,16 @@ class Api:
         if response.status >= 300:
             raise BenchFailed(f"{method} {path} answered {response.status}: {response.excerpt()}")
         return response.body
+
+
+def _body(instance: dict[str, Any], *, max_tokens: int = 64, max_turns: int = 1000) -> dict[str, Any]:
+    return {
+        "handler": "bench",
+        "instance": instance,
+        "sampling": {"max_tokens": max_tokens},
+        "agent": {"max_turns": max_turns, "max_context_tokens": 1_000_000},
+        "max_attempts": 1,
+    }
 
 
 class EngineApi:

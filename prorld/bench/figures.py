@@ -30,11 +30,12 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that is measured. CPU is the daemon's own unless its name says otherwise; an MB is 10**6 bytes."""
 
-    # One-turn rollouts, one after the other from each of so many clients.
+    # One-turn rollouts, one after the other from each of so many clients; each one request (submit with ``wait_s``).
     rollouts: int
     clients: int
     rollouts_per_s: float
     cpu_ms_per_rollout: float
+    cpu_ms_per_rollout_in_two_requests: float
     requests_per_rollout: float
     cpu_ms_per_request: float
     bare_calls_per_s: float

@@ -33,6 +33,9 @@ async def measure_rollouts(api: Api, engine: EngineApi, plan: Plan) -> dict[str,
     numbers = itertools.count(1)
 
     async def rollout() -> None:
+        await api.roll({"prompt": prompt(next(numbers))})
+
+    async def in_two_requests() -> None:
         await api.ended(await api.submit({"prompt": prompt(next(numbers))}))
 
     await warm_up(api, plan)
@@ -41,11 +44,14 @@ async def measure_rollouts(api: Api, engine: EngineApi, plan: Plan) -> dict[str,
     await _repeat(rollout, plan.rollouts, plan.clients)
     seconds, after = trio.current_time() - began, usage(pid)
     requests, engine_cpu_s = api.requests - asked, usage(engine.pid).cpu_s - engine_before.cpu_s
+    await _repeat(in_two_requests, plan.rollouts, plan.clients)
+    polled_cpu_s = usage(pid).cpu_s - after.cpu_s
     return {
         "rollouts": plan.rollouts,
         "clients": plan.clients,
         "rollouts_per_s": plan.rollouts / seconds,
         "cpu_ms_per_rollout": (after.cpu_s - before.cpu_s) / plan.rollouts * 1e3,
+        "cpu_ms_per_rollout_in_two_requests": polled_cpu_s / plan.rollouts * 1e3,
         "requests_per_rollout": requests / plan.rollouts,
         "cpu_ms_per_request": await _request_cost(api, plan),
         "engine_cpu_ms_per_call": engine_cpu_s / plan.rollouts * 1e3,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
 from typing import Annotated, Any
 
@@ -10,7 +11,7 @@ from msgspec import UNSET, Meta, UnsetType
 from quart import Response
 
 from prorld.domain.job import JobState
-from prorld.errors import NotFound
+from prorld.errors import NotFound, Overloaded
 from prorld.http.encode import answer, wants_msgpack
 from prorld.http.holds import Holds
 from prorld.http.incoming import NoParameters, digest, given
@@ -50,7 +51,7 @@ class JobRoutes:
         return [
             Route(
                 method="POST", path="/v1/jobs", name="submit_job", summary="Hand in one rollout of one instance",
-                handler=self._submit, query=NoParameters, body=SubmitJob,
+                handler=self._submit, query=Wait, body=SubmitJob,
                 answers={201: JobRecord, 200: JobRecord}, errors=(409, 410, 422, 503),
             ),
             Route(
@@ -85,8 +86,14 @@ class JobRoutes:
             ),
         ]  # fmt: skip
 
-    async def _submit(self, call: Call[NoParameters, SubmitJob]) -> Response:
+    async def _submit(self, call: Call[Wait, SubmitJob]) -> Response:
         record, is_new = await self._service.submit(call.body, call.caller.tenant, digest=await digest())
+        wait_s, tenant = call.query.wait_s, call.caller.tenant
+        if wait_s and record.state is not JobState.DONE:
+            # The daemon may be going away. The job is accepted all the same, and the answer must not say otherwise.
+            with suppress(Overloaded):
+                await self._holds.hold(wait_s, partial(self._service.wait_done, record.job_id, tenant))
+            record = self._service.get(record.job_id, tenant)
         return answer(record, 201 if is_new else 200)
 
     async def _list(self, call: Call[JobQuery, NoBody]) -> Response:

@@ -104,6 +104,28 @@ async def test_a_long_poll_ends_with_the_job(client, world, nursery):
     assert (await client.call("GET", "/v1/jobs/a?wait_s=30")).json["state"] == "done"
 
 
+async def test_a_submit_can_wait_for_the_end(client, world):
+    """A rollout in one request: 201 with the record as it is at the end, or when the time is over."""
+    await client.send("POST", "/v1/jobs?wait_s=30", JOB)
+    await until(lambda: world.service.waiting == 1)
+    world.service.find("a", None).finish()
+    with trio.fail_after(2):
+        reply = await client.reply()
+    assert (reply.status, reply.json["state"], reply.json["outcome"]["kind"]) == (201, "done", "ok")
+    reply = await client.call("POST", "/v1/jobs?wait_s=0.05", {**JOB, "job_id": "b"})
+    assert (reply.status, reply.json["state"]) == (201, "queued")
+
+
+async def test_a_submit_that_waits_is_never_told_that_nothing_was_accepted(client, world):
+    """When the room closes meanwhile the job is accepted, and the answer says so."""
+    await client.send("POST", "/v1/jobs?wait_s=30", JOB)
+    await until(lambda: world.service.waiting == 1)
+    world.app.holds.close()
+    with trio.fail_after(2):
+        reply = await client.reply()
+    assert (reply.status, reply.json["state"]) == (201, "queued")
+
+
 async def test_a_long_poll_that_runs_out_gives_the_record_as_it_is(client, world):
     """No end in time is not an error."""
     await client.call("POST", "/v1/jobs", JOB)
