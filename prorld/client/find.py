@@ -48,6 +48,7 @@ class Target(NamedTuple):
 
     address: Address
     token: str | None
+    token_from: str = ""
 
 
 def state_dir(chosen: str | os.PathLike[str] | None = None, environ: Mapping[str, str] | None = None) -> Path:
@@ -108,7 +109,11 @@ def read_endpoint(directory: Path) -> Endpoint:
 
 def read_token(directory: Path) -> str | None:
     """The token of this state directory; ``None`` where there is none. One that others can read is refused."""
-    path = directory / TOKEN_FILE
+    return read_token_file(directory / TOKEN_FILE)
+
+
+def read_token_file(path: Path) -> str | None:
+    """The token in a file; ``None`` where there is no file. One that others can read is refused."""
     try:
         mode = path.stat().st_mode
         text = _read(path).decode("ascii").strip()
@@ -131,16 +136,21 @@ def find(
 ) -> Target:
     """The daemon to talk to: what was named, else what the environment names, else the one of the state directory."""
     env = os.environ if environ is None else environ
+    source = "the one given" if token else f"${TOKEN_VARIABLE}"
     token = token or env.get(TOKEN_VARIABLE) or None
     named = address or env.get(ADDRESS_VARIABLE)
     place = state_dir(directory, env)
     if not named:
         endpoint = parse_address(read_endpoint(place).address)
-        return Target(endpoint, token or read_token(place))
+        return Target(endpoint, token, source) if token else _of_place(endpoint, place)
     target = parse_address(named)
     if token is None and _lives_here(place, target):
-        token = read_token(place)
-    return Target(target, token)
+        return _of_place(target, place)
+    return Target(target, token, source)
+
+
+def _of_place(address: Address, directory: Path) -> Target:
+    return Target(address, read_token(directory), str(directory / TOKEN_FILE))
 
 
 def _lives_here(directory: Path, address: Address) -> bool:

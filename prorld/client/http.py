@@ -131,7 +131,10 @@ class Transport:
             connection.sock.settimeout(max(0.1, until - time.monotonic()))
 
     def _lost(self, exc: Exception) -> ClientError:
-        if isinstance(exc, (ConnectionRefusedError, FileNotFoundError, socket.gaierror)):
+        if isinstance(exc, socket.gaierror):
+            message = f"the host {self.address.host} is not known: {exc.strerror}"
+            return ClientError(message, code=NO_DAEMON, retryable=True)
+        if isinstance(exc, (ConnectionRefusedError, FileNotFoundError)):
             message = f"no daemon answers at {self.address}; start one with `prorld serve`"
             return ClientError(message, code=NO_DAEMON, retryable=True)
         if isinstance(exc, TimeoutError):

@@ -13,7 +13,7 @@ from urllib.parse import quote, urlencode
 import msgspec
 
 from prorld.client.errors import BAD_REPLY, ClientError
-from prorld.client.find import find
+from prorld.client.find import TOKEN_VARIABLE, find
 from prorld.client.http import JSON, MSGPACK, Reply, Transport
 from prorld.domain.job import JobState
 from prorld.wire.events import EventPage, JobEvent, JobEventPage
@@ -38,6 +38,7 @@ from prorld.wire.trajectory import PackedTrajectory, Trajectory
 T = TypeVar("T")
 
 REQUEST_S = 60.0
+UNAUTHORIZED = 401
 # The longest that one long-poll asks for; a longer wait is several of them.
 LONG_POLL_S = 30.0
 # Short enough to be read, long enough never to meet another one.
@@ -62,6 +63,7 @@ class Client:
     ) -> None:
         target = find(address, token, state_dir)
         self._transport = Transport(target.address, target.token)
+        self._token_from = target.token_from if target.token else None
         self._patience_s = patience_s
 
     def __enter__(self) -> Self:
@@ -243,13 +245,24 @@ class Client:
         while True:
             try:
                 reply = self._transport.request(method, path, data, within_s=within_s, accept=accept)
-                return _decoded(reply, kind, also)
+                return self._told(reply, kind, also)
             except ClientError as exc:
                 pause = exc.retry_after_s or _BACKOFF_S[min(attempt, len(_BACKOFF_S) - 1)]
                 if not exc.may_retry or time.monotonic() + pause > until:
                     raise
             time.sleep(pause)  # noqa: TID251 - there is no event loop on this side
             attempt += 1
+
+    def _told(self, reply: Reply, kind: type[T], also: tuple[int, ...]) -> T:
+        try:
+            return _decoded(reply, kind, also)
+        except ClientError as exc:
+            if exc.status != UNAUTHORIZED:
+                raise
+            cure = f"no token is known for {self.address}: set ${TOKEN_VARIABLE}"
+            words = cure if self._token_from is None else f"it came from {self._token_from}"
+            message = f"{exc.message} ({words})"
+            raise ClientError(message, code=exc.stable_code, status=exc.status, details=exc.details) from exc
 
 
 def _decoded(reply: Reply, kind: type[T], also: tuple[int, ...]) -> T:

@@ -274,3 +274,19 @@ def test_an_interrupted_exchange_leaves_nothing_for_the_next(monkeypatch):
                 client.get("first")
         assert client._transport._connection is None
         assert client.get("j").job_id == "j"
+
+
+def test_a_refused_token_says_where_it_came_from(monkeypatch):
+    """Whoever has several tokens learns which one was sent; whoever has none, how to give one."""
+    refusal = {"error": {"code": "unknown_token", "message": "this token is not known", "retryable": False}}
+    with serving((401, refusal), (401, refusal), (401, refusal)) as (address, _):
+        for token, variable, words in (
+            ("t", "", "the one given"),
+            (None, "v", "$PRORLD_TOKEN"),
+            (None, "", "no token"),
+        ):
+            monkeypatch.setenv("PRORLD_TOKEN", variable)
+            with Client(address, token) as client, pytest.raises(ClientError) as caught:
+                client.status()
+            assert words in caught.value.message
+            assert (caught.value.stable_code, caught.value.status) == ("unknown_token", 401)
