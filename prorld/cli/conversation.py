@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import textwrap
 from collections.abc import Iterator
+from functools import partial
 
-from prorld.cli.output import Style, clean, number, seconds
+from prorld.cli.output import Style, clean, count, number, seconds
 from prorld.domain.branch import Segment, VersionSpan
 from prorld.domain.job import Timing
 from prorld.domain.messages import Message, ToolCall
@@ -59,7 +60,9 @@ def trajectory_lines(doc: Trajectory, view: View) -> Iterator[str]:
 def summary_lines(record: JobRecord, view: View) -> Iterator[str]:
     """What became of a job and where its time went."""
     style = view.style
-    yield style(f"{record.job_id}", "bold") + f"  {clean(record.handler)}  {outcome_words(record, style)}"
+    yield style(clean(record.job_id), "bold") + f"  {clean(record.handler)}  {outcome_words(record, style)}"
+    if record.group_id is not None:
+        yield f"group      {clean(record.group_id)}, sample {record.sample_index}"
     if record.outcome is not None and record.outcome.message:
         yield from view.body(record.outcome.message, "dim")
     parts = ", ".join(f"{clean(k)} {number(v)}" for k, v in record.reward_parts.items())
@@ -69,9 +72,9 @@ def summary_lines(record: JobRecord, view: View) -> Iterator[str]:
         yield f"reward     {number(record.reward)}{f' ({parts})' if parts else ''}, verdict {verdict}{stopped}"
     tokens = record.tokens
     counts = f"{tokens.prompt} prompt, {tokens.sampled} sampled, {tokens.observed} observed"
-    yield f"tokens     {counts}, in {record.turns} turns"
+    yield f"tokens     {counts}, in {count(record.turns, 'turn')}"
     versions = ", ".join(map(str, record.policy_versions)) or "-"
-    yield f"policy     {clean(record.policy)}, version {versions}, engine {', '.join(record.backends) or '-'}"
+    yield f"policy     {clean(record.policy)}, version {versions}, engine {clean(', '.join(record.backends)) or '-'}"
     drift = record.drift
     if drift.verdict != "exact":
         yield style(
@@ -93,34 +96,43 @@ def outcome_words(record: JobRecord, style: Style) -> str:
 
 
 def timing_lines(timing: Timing, style: Style) -> Iterator[str]:
-    """Bars of the seconds in queues and stages, to one scale."""
+    """Bars of the seconds in queues and stages, to one scale and in one unit."""
+    whole = timing.queue_init_s + timing.init_s + timing.queue_run_s + timing.run_s
+    total = whole + timing.queue_eval_s + timing.eval_s
+    shown = partial(in_unit_of, total)
     rows = (
         ("init", timing.queue_init_s, timing.init_s, ""),
-        ("run", timing.queue_run_s, timing.run_s, f"model {seconds(timing.llm_s)}, tools {seconds(timing.tool_s)}"),
+        ("run", timing.queue_run_s, timing.run_s, f"model {shown(timing.llm_s)}, tools {shown(timing.tool_s)}"),
         ("eval", timing.queue_eval_s, timing.eval_s, ""),
     )
-    total = sum(queue + work for _, queue, work, _ in rows)
+    if any(bar_cells(queue, total) for _, queue, _, _ in rows):
+        yield style("time       ░ in a queue, █ at work", "dim")
     for name, queue, work, words in rows:
         waited, worked = bar_cells(queue, total), bar_cells(work, total)
         bar = style("░" * waited, "dim") + style("█" * worked, "blue") + " " * (_BAR + 2 - waited - worked)
-        queued = f", queued {seconds(queue)}" if queue >= 0.001 else ""
-        yield f"{name:<10} {bar} {seconds(work)}{queued}{f' ({words})' if words else ''}"
+        queued = f", queued {shown(queue)}" if waited else ""
+        yield f"{name:<10} {bar} {shown(work)}{queued}{f' ({words})' if words else ''}"
     if timing.paused_s:
-        yield f"paused     {seconds(timing.paused_s)}"
+        yield f"paused     {shown(timing.paused_s)}"
 
 
 def bar_cells(part: float, total: float) -> int:
-    """Cells of a bar; something that took time at all is seen."""
+    """Cells of a bar; less than half a cell is none."""
     if part <= 0 or total <= 0:
         return 0
-    return max(1, round(_BAR * part / total))
+    return round(_BAR * part / total)
+
+
+def in_unit_of(total: float, value: float) -> str:
+    """Seconds in the unit that suits their total, so that the lines of one table can be compared."""
+    return f"{value * 1000:.0f} ms" if total < 1 else f"{value:.1f} s"
 
 
 def branch_title(branch: BranchDoc) -> str:
     """A branch and where it came from."""
     if branch.parent is None:
         return f"branch {branch.branch}"
-    reason = f" ({branch.reason})" if branch.reason else ""
+    reason = f" ({clean(branch.reason)})" if branch.reason else ""
     return f"branch {branch.branch}, forked from {branch.parent} at token {branch.fork_at}{reason}"
 
 
@@ -141,20 +153,20 @@ def conversation_lines(doc: Trajectory, branch: BranchDoc, view: View) -> Iterat
 
 def segment_words(doc: Trajectory, branch: BranchDoc, segment: Segment) -> str:
     """Tokens of a segment; of a sampled one also turn, mean log-probability, versions, how it ended and its seconds."""
-    count = segment.end - segment.start
+    size = segment.end - segment.start
     if segment.source != "sampled":
-        return f"{count} tokens"
-    words = [f"{count} tokens sampled"]
+        return count(size, "token")
+    words = [f"{count(size, 'token')} sampled"]
     calls = [call for call in doc.calls if call.n in segment.calls]
     if calls:
         words.insert(0, f"turn {calls[0].turn + 1}")
-    if count:
-        words.append(f"mean logprob {sum(branch.logprobs[segment.start : segment.end]) / count:.2f}")
+    if size:
+        words.append(f"mean logprob {sum(branch.logprobs[segment.start : segment.end]) / size:.2f}")
     versions = versions_in(branch.policy_versions, segment.start, segment.end)
     if versions:
         words.append(f"version {', '.join(versions)}")
     if segment.finish_reason:
-        words.append(segment.finish_reason)
+        words.append(clean(segment.finish_reason))
     if calls:
         words.append(seconds(sum(call.latency_s for call in calls)))
     return " · ".join(words)

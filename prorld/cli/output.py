@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -28,6 +29,16 @@ _SGR = {
 def program() -> str:
     """How the caller started the command line; what is printed to be typed begins with it."""
     return clean(os.environ.get(PROGRAM_VARIABLE) or "prorld")
+
+
+def typed(text: str) -> str:
+    """Text with every command in backquotes as the caller has to type it."""
+    return re.sub(r"`prorld(?= [a-z])", lambda _: f"`{program()}", text)
+
+
+def count(n: int, noun: str) -> str:
+    """``1 job``, ``2 jobs``."""
+    return f"{n} {noun}{'' if n == 1 else 's'}"
 
 
 def clean(text: str) -> str:

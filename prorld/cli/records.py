@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from prorld.cli.output import clean, number, seconds, table
+from prorld.cli.output import clean, count, number, seconds, table
 from prorld.domain.job import JobState
 from prorld.wire.jobs import JobRecord
 
@@ -15,8 +15,12 @@ _RIGHT = frozenset({"REWARD", "TURNS", "TOKENS", "TOOK", "AGE"})
 
 
 def job_table(records: Sequence[JobRecord], now: datetime) -> list[str]:
-    """A table of jobs, one line each."""
-    return table(_HEADERS, [_row(record, now) for record in records], right=_RIGHT)
+    """A table of jobs, one line each; with their groups where there are some."""
+    rows = [_row(record, now) for record in records]
+    if not any(record.group_id for record in records):
+        return table(_HEADERS, rows, right=_RIGHT)
+    grouped = [[row[0], record.group_id or "-", *row[1:]] for row, record in zip(rows, records, strict=True)]
+    return table((_HEADERS[0], "GROUP", *_HEADERS[1:]), grouped, right=_RIGHT)
 
 
 def _row(record: JobRecord, now: datetime) -> list[str]:
@@ -50,12 +54,15 @@ def worked_s(record: JobRecord) -> float:
 def one_line(record: JobRecord) -> str:
     """The end of a job, or where it is, on one line."""
     if record.outcome is None:
-        return f"{record.job_id}  {state_words(record)}"
-    words = [record.job_id, record.outcome.kind.value, f"reward {number(record.reward)}"]
+        return f"{clean(record.job_id)}  {state_words(record)}"
+    words = [clean(record.job_id), record.outcome.kind.value, f"reward {number(record.reward)}"]
     if record.verdict is not None:
         words.append(record.verdict.value)
-    turns = f"{record.turns} turn{'' if record.turns == 1 else 's'}"
-    words += [turns, f"{record.tokens.sampled} tokens sampled", seconds(worked_s(record))]
+    words += [
+        count(record.turns, "turn"),
+        f"{count(record.tokens.sampled, 'token')} sampled",
+        seconds(worked_s(record)),
+    ]
     if record.outcome.message:
         words.append(clean(record.outcome.message).replace("\n", " "))
     return "  ".join(words)

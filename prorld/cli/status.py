@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from prorld.cli.common import add_client_options, add_json_option, client_of, epilog
 from prorld.cli.exits import Exit
-from prorld.cli.output import clean, say, say_json, seconds, table
+from prorld.cli.output import clean, say, say_json, seconds, table, typed
 
 if TYPE_CHECKING:
     from prorld.wire.ops import Ready, Status
@@ -46,9 +46,9 @@ def status_lines(status: Status, ready: Ready, address: str) -> list[str]:
     """The status for people."""
     state = "draining" if status.draining else "ready" if ready.ready else "not ready"
     lines = [f"prorld {status.version} at {address}: {state}, up {seconds(status.uptime_s)}, pid {status.pid}"]
-    lines += [f"  missing: {clean(item.message)}; {clean(item.cure)}" for item in ready.missing]
+    lines += [f"  missing: {clean(item.message)}; {clean(typed(item.cure))}" for item in ready.missing]
     warnings = [item for item in status.conditions if item.severity == "warning"]
-    lines += [f"  warning: {clean(item.message)}; {clean(item.cure)}" for item in warnings]
+    lines += [f"  warning: {clean(item.message)}; {clean(typed(item.cure))}" for item in warnings]
     lines += [f"jobs       {_counts(status.jobs)}", f"outcomes   {_counts(status.outcomes)}"]
     for name in ("init", "run", "eval"):
         stage = getattr(status.stages, name)
@@ -72,7 +72,7 @@ def status_lines(status: Status, ready: Ready, address: str) -> list[str]:
         ]
         lines += ["", *table(("ENGINE", "KIND", "STATE", "LEASES", "CALLS", "VERSION", "MODEL", "URL"), rows)]
     else:
-        lines.append("engines    none; start with `prorld serve --backend vllm=http://HOST:PORT` or with --embedded")
+        lines.append(typed("engines    none up; see the daemon's log (backend.absent), or `prorld doctor`"))
     return lines
 
 

@@ -70,7 +70,8 @@ def test_status_without_an_engine_says_how_to_get_one():
     assert "missing: no engine; add one" in text
     assert "jobs       2 queued\n" in text
     assert "run        1 of 8 workers busy, 2 waiting" in text
-    assert "--backend" in text
+    assert "none up" in text
+    assert "prorld doctor" in text
 
 
 def test_status_lists_engines():

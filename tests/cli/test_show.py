@@ -7,7 +7,7 @@ import json
 import msgspec
 import pytest
 
-from prorld.cli.conversation import View, bar_cells, summary_lines, trajectory_lines
+from prorld.cli.conversation import View, bar_cells, summary_lines, timing_lines, token_lines, trajectory_lines
 from prorld.cli.output import Style
 from prorld.domain.branch import Branch
 from prorld.domain.job import JobState
@@ -133,6 +133,29 @@ def test_a_running_job_shows_its_state(make):
     assert "verdict" not in text
 
 
-def test_bars_show_what_took_time_at_all():
-    """A tiny part is still a cell, nothing is none, and the whole is the whole bar."""
-    assert (bar_cells(0.001, 100), bar_cells(0, 100), bar_cells(100, 100), bar_cells(1, 0)) == (1, 0, 30, 0)
+def test_bars_show_what_took_time():
+    """About nothing is no cell, a half is rounded up, and the whole is the whole bar."""
+    assert [bar_cells(part, 100) for part in (0, 0.001, 3, 100)] == [0, 0, 1, 30]
+    assert bar_cells(1, 0) == 0
+
+
+def test_times_of_one_rollout_have_one_unit(make):
+    """Bars, times and the mark of queues can be compared without sums in the head."""
+    text = "\n".join(timing_lines(make.record().timing, Style(on=False)))
+    assert "░ in a queue" in text
+    assert "2.0 s, queued 1.0 s (model 1.5 s, tools 0.0 s)" in text
+    assert " ms" not in text
+
+
+def test_what_a_file_says_can_not_steer_the_terminal(make):
+    """Ids, engines, groups and reasons of a document are untrusted, too."""
+    bad = "\x1b[2J"
+    doc = make.trajectory()
+    branch = doc.branches[0]
+    segments = [msgspec.structs.replace(segment, finish_reason=bad) for segment in branch.segments]
+    branch = msgspec.structs.replace(branch, segments=segments, parent=0, fork_at=0, reason=bad)
+    job = msgspec.structs.replace(doc.job, job_id=bad, backends=[bad], group_id=bad)
+    doc = msgspec.structs.replace(doc, job=job, branches=[branch, branch])
+    text = "\n".join([*trajectory_lines(doc, View(Style(on=False), 80)), *token_lines(doc)])
+    assert "\x1b" not in text
+    assert text.count("\\x1b[2J") >= 6
