@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import argparse
+from collections import Counter
+from typing import TYPE_CHECKING
 
 from prorld.cli.common import add_client_options, add_json_option, client_of, epilog
 from prorld.cli.exits import Exit, UsageError
-from prorld.cli.output import say, say_json
+from prorld.cli.jobs import each
+from prorld.cli.output import count, say, say_json
+from prorld.errors import ProrldError
+
+if TYPE_CHECKING:
+    from prorld.client import Client
 
 SUMMARY = "end jobs, or a group"
 
@@ -34,18 +41,59 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("name jobs, or a group with --group")
     with client_of(args) as client:
         if args.group:
-            cancelling = client.cancel_many(group_id=args.group, reason=args.reason)
+            cancelling, words = _cancel_group(client, args.group, args.reason)
         elif len(args.jobs) == 1:
-            # The call for one job tells an unknown id apart from a job that has ended.
-            cancelling = int(client.cancel(args.jobs[0], reason=args.reason).state != "done")
+            cancelling, words = _cancel_one(client, args.jobs[0], args.reason)
         else:
             cancelling = client.cancel_many(job_ids=args.jobs, reason=args.reason)
+            others = len(args.jobs) - cancelling
+            words = f"cancelling {count(cancelling, 'job')}" + (
+                f"; {others} ended before or not known" if others else ""
+            )
         if args.wait:
-            page = client.list(group_id=args.group, limit=200).items if args.group else []
-            for job_id in [*args.jobs, *(record.job_id for record in page)]:
-                client.wait(job_id)
+            _wait(client, args)
     if args.json:
         say_json({"cancelling": cancelling})
     else:
-        say(f"cancelling {cancelling} job{'' if cancelling == 1 else 's'}")
+        say(words)
     return Exit.OK
+
+
+class UnknownGroupError(ProrldError):
+    """The daemon knows no job of the group."""
+
+    code = "unknown_group"
+
+
+def _cancel_group(client: Client, group: str, reason: str | None) -> tuple[int, str]:
+    cancelling = client.cancel_many(group_id=group, reason=reason)
+    if cancelling:
+        return cancelling, f"cancelling {count(cancelling, 'job')}"
+    ended = Counter(record.outcome.kind.value for record in each(client, group_id=group) if record.outcome is not None)
+    if not ended:
+        raise UnknownGroupError(f"no job of group {group}")
+    return 0, f"already ended: {', '.join(f'{n} {kind}' for kind, n in ended.items())}"
+
+
+def _cancel_one(client: Client, job_id: str, reason: str | None) -> tuple[int, str]:
+    # Before, since a job that only waited has ended in the answer already. An unknown id is told apart by this call.
+    before = client.get(job_id)
+    if before.outcome is not None:
+        return 0, f"already ended: {before.outcome.kind.value}"
+    client.cancel(job_id, reason=reason)
+    return 1, f"cancelling {count(1, 'job')}"
+
+
+def _wait(client: Client, args: argparse.Namespace) -> None:
+    from prorld.client import ClientError
+
+    group = (
+        [record.job_id for record in each(client, group_id=args.group) if record.state != "done"] if args.group else []
+    )
+    for job_id in [*args.jobs, *group]:
+        try:
+            client.wait(job_id)
+        except ClientError as exc:
+            # One of many that ended long enough ago has ended.
+            if exc.stable_code != "forgotten":
+                raise

@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Iterator
 from datetime import UTC, datetime
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from prorld.cli.common import add_client_options, add_json_option, client_of, epilog, positive
@@ -22,7 +24,7 @@ SUMMARY = "list jobs, newest first"
 STATES = ("queued", "initialising", "running", "evaluating", "done")
 
 # What the daemon gives at most in one answer.
-_PAGE = 200
+_PAGE = 500
 _WATCH_S = 1.0
 _CLEAR = "\x1b[H\x1b[2J"
 
@@ -47,29 +49,29 @@ def run(args: argparse.Namespace) -> int:
     """List, once or until interrupted."""
     with client_of(args, patience_s=5.0 if args.watch else 0.0) as client:
         while True:
-            _show(args, fetch(client, args))
+            filters = {"state": args.state, "handler": args.handler, "group_id": args.group}
+            _show(args, [*islice(each(client, page=min(_PAGE, args.limit), **filters), args.limit)])
             if not args.watch:
                 return Exit.OK
             time.sleep(_WATCH_S)  # noqa: TID251 - there is no event loop on this side
 
 
-def fetch(client: Client, args: argparse.Namespace) -> list[JobRecord]:
-    """As many records as were asked for, page by page."""
-    records: list[JobRecord] = []
+def each(
+    client: Client,
+    *,
+    state: str | None = None,
+    handler: str | None = None,
+    group_id: str | None = None,
+    page: int = _PAGE,
+) -> Iterator[JobRecord]:
+    """Every record that fits, newest first, page by page as they are taken."""
     after: str | None = None
-    while len(records) < args.limit:
-        page = client.list(
-            state=args.state,
-            handler=args.handler,
-            group_id=args.group,
-            limit=min(_PAGE, args.limit - len(records)),
-            after=after,
-        )
-        records.extend(page.items)
-        after = page.next
-        if after is None or not page.items:
-            break
-    return records
+    while True:
+        found = client.list(state=state, handler=handler, group_id=group_id, limit=page, after=after)
+        yield from found.items
+        after = found.next
+        if after is None or not found.items:
+            return
 
 
 def _show(args: argparse.Namespace, records: list[JobRecord]) -> None:

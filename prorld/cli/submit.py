@@ -5,17 +5,19 @@ from __future__ import annotations
 import argparse
 import json
 import secrets
+import sys
 from typing import TYPE_CHECKING, Any
 
 from prorld.cli.common import add_client_options, add_json_option, client_of, epilog, positive, read_text
 from prorld.cli.exits import Exit, UsageError
-from prorld.cli.output import say, say_json
+from prorld.cli.output import note, say, say_json
 
 if TYPE_CHECKING:
     from prorld.wire.jobs import JobRecord, SubmitJob
 
 SUMMARY = "hand in jobs; prints their ids"
 
+PATIENCE_S = 2.0
 _FILE_HELP = "a job as JSON, a JSON list of jobs, or one job per line; - for stdin"
 
 
@@ -51,28 +53,45 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Submit, and wait where asked to."""
+    from prorld.cli.submit_wait import cancel_hint, handed_in
+
     jobs = [sample for job in read_jobs(args) for sample in samples(job, args.n)]
-    with client_of(args) as client:
-        records = []
-        for job in jobs:
-            record = client.submit(job)
-            records.append(record)
-            if not args.json and not args.wait:
-                say(record.job_id)
+    records: list[JobRecord] = []
+    try:
+        with client_of(args) as client:
+            for job in jobs:
+                record = client.submit(job)
+                records.append(record)
+                if not args.json and not args.wait:
+                    say(record.job_id)
+        if len(records) > 1 or args.wait:
+            note(handed_in(records))
         if args.wait:
-            records = [_waited(client.wait(record.job_id), quiet=args.json) for record in records]
+            records = _ended(args, records)
+    except KeyboardInterrupt:
+        if records:
+            note("", cancel_hint(records))
+        raise
     if args.json:
         say_json(records)
     good = all(record.outcome is None or record.outcome.kind in ("ok", "policy_limit") for record in records)
     return Exit.OK if good else Exit.FAILED
 
 
-def _waited(record: JobRecord, *, quiet: bool) -> JobRecord:
-    if not quiet:
-        from prorld.cli.records import one_line
+def _ended(args: argparse.Namespace, records: list[JobRecord]) -> list[JobRecord]:
+    """The same records at their end, told as they come unless JSON is wanted."""
+    from prorld.cli.records import one_line
+    from prorld.cli.submit_wait import Waiting
 
-        say(one_line(record))
-    return record
+    def tell(record: JobRecord) -> None:
+        if not args.json:
+            say(one_line(record))
+            sys.stdout.flush()
+
+    # A connection that breaks is tried again for a moment; a daemon that has ended stays away for longer.
+    with client_of(args, patience_s=PATIENCE_S) as client:
+        ended = Waiting(client, records, tell).run()
+    return [ended[record.job_id] for record in records]
 
 
 def read_jobs(args: argparse.Namespace) -> list[SubmitJob]:
@@ -86,7 +105,10 @@ def read_jobs(args: argparse.Namespace) -> list[SubmitJob]:
         raw: list[Any] = [{"instance": parse_json(args.instance, "--instance")}]
     else:
         raw = parse_jobs(read_text(args.file), args.file)
-    return [convert(overlaid(value, args), SubmitJob, what=f"job {n}") for n, value in enumerate(raw, 1)]
+    if not raw:
+        raise UsageError(f"{args.file}: no jobs in it")
+    source = "" if args.file is None else f"{args.file}: "
+    return [convert(overlaid(value, args), SubmitJob, what=f"{source}job {n}") for n, value in enumerate(raw, 1)]
 
 
 def overlaid(value: Any, args: argparse.Namespace) -> Any:
@@ -111,6 +133,8 @@ def parse_jobs(text: str, name: str) -> list[Any]:
         value = json.loads(text)
     except json.JSONDecodeError:
         lines = [line for line in text.splitlines() if line.strip()]
+        if not lines:
+            return []
         if len(lines) < 2:
             return [parse_json(text, name)]
         return [parse_json(line, f"{name}, line {n}") for n, line in enumerate(lines, 1)]

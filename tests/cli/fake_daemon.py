@@ -12,7 +12,7 @@ from prorld.client import ClientError
 from prorld.domain.job import JobState, Timing, TokenCounts
 from prorld.domain.outcome import Outcome, OutcomeKind, Verdict
 from prorld.wire.jobs import JobPage, JobRecord, SubmitJob
-from prorld.wire.ops import Ready
+from prorld.wire.ops import Condition, Ready
 
 GOOD = Outcome(kind=OutcomeKind.OK, code="ok")
 
@@ -32,6 +32,8 @@ class FakeDaemon:
         self.submitted: list[SubmitJob] = []
         self.cancelled: list[str] = []
         self.most_inflight = 0
+        self.missing: list[Condition] = []
+        self.waited: list[str] = []
         self._jobs: dict[str, tuple[SubmitJob, int]] = {}
         self._ended: dict[str, JobRecord] = {}
         self._serial = itertools.count()
@@ -96,6 +98,10 @@ class FakeDaemon:
         self.most_inflight = max(self.most_inflight, self.inflight)
         return self.record(job.job_id)
 
+    def of_group(self, group_id: str) -> list[str]:
+        """Ids of a group's jobs."""
+        return [job_id for job_id, (job, _) in self._jobs.items() if job.group_id == group_id]
+
     def cancel(self, job_ids: Sequence[str]) -> int:
         """All at once."""
         gone = Outcome(kind=OutcomeKind.CANCELLED, code="cancelled")
@@ -107,10 +113,14 @@ class FakeDaemon:
         self.cancelled += chosen
         return len(chosen)
 
-    def done(self) -> list[JobRecord]:
+    def records(self, state: str | None = None, group_id: str | None = None) -> list[JobRecord]:
         """Newest first."""
-        records = [self.record(job_id) for job_id in reversed(self._jobs) if job_id not in self.forgets]
-        return [record for record in records if record.state is JobState.DONE]
+        found = [self.record(job_id) for job_id in reversed(self._jobs) if job_id not in self.forgets]
+        return [
+            record
+            for record in found
+            if (state is None or record.state == state) and (group_id is None or record.group_id == group_id)
+        ]
 
 
 class FakeClient:
@@ -129,7 +139,7 @@ class FakeClient:
         """Nothing is held."""
 
     def ready(self) -> Ready:
-        return Ready(ready=True)
+        return Ready(ready=not self._daemon.missing, missing=self._daemon.missing)
 
     def submit(self, job: SubmitJob) -> JobRecord:
         self._daemon.tick()
@@ -137,15 +147,36 @@ class FakeClient:
 
     def wait(self, job_id: str, *, within_s: float | None = None) -> JobRecord:
         self._daemon.tick()
+        self._daemon.waited.append(job_id)
         return self._daemon.record(job_id)
 
-    def list(self, *, state: str | None = None, limit: int = 50, after: str | None = None) -> JobPage:
+    def get(self, job_id: str) -> JobRecord:
+        self._daemon.tick()
+        return self._daemon.record(job_id)
+
+    def cancel(self, job_id: str, *, reason: str | None = None) -> JobRecord:
+        self._daemon.tick()
+        self._daemon.cancel([job_id])
+        return self._daemon.record(job_id)
+
+    def list(
+        self,
+        *,
+        state: str | None = None,
+        handler: str | None = None,
+        group_id: str | None = None,
+        limit: int = 50,
+        after: str | None = None,
+    ) -> JobPage:
         self._daemon.tick()
         start = int(after or 0)
-        found = self._daemon.done()
+        assert limit <= 500, "the daemon refuses larger pages"
+        found = self._daemon.records(state, group_id)
         more = str(start + limit) if len(found) > start + limit else None
         return JobPage(items=found[start : start + limit], next=more)
 
-    def cancel_many(self, *, job_ids: Sequence[str] | None = None, reason: str | None = None) -> int:
+    def cancel_many(
+        self, *, job_ids: Sequence[str] | None = None, group_id: str | None = None, reason: str | None = None
+    ) -> int:
         self._daemon.tick()
-        return self._daemon.cancel(job_ids or [])
+        return self._daemon.cancel(job_ids or ([] if group_id is None else self._daemon.of_group(group_id)))

@@ -76,13 +76,22 @@ def test_wrong_input_is_usage(cli, argv, words):
     assert words in err
 
 
+@pytest.mark.parametrize("text", ["", "\n\n", "[]"])
+def test_a_file_without_jobs_is_refused(cli, tmp_path, text):
+    """Nothing to do is a mistake, and told with the file's name."""
+    file = tmp_path / "jobs.jsonl"
+    file.write_text(text)
+    code, out, err = cli("submit", str(file))
+    assert (code, out, err) == (2, "", f"prorld: {file}: no jobs in it\n")
+
+
 def test_a_wrong_field_is_named_before_anything_is_sent(cli, tmp_path):
     """The second job's bad field is found without a daemon."""
     file = tmp_path / "jobs.jsonl"
     file.write_text(json.dumps(JOB) + "\n" + json.dumps({**JOB, "max_attempts": 0}) + "\n")
     code, _, err = cli("submit", str(file))
     assert code == 2
-    assert "job 2" in err
+    assert f"{file}: job 2" in err
     assert "max_attempts" in err
     file.write_text(json.dumps(JOB) + "\n{broken\n")
     assert "line 2" in cli("submit", str(file))[2]
