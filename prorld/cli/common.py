@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prorld.cli.exits import NOTE, UsageError
+from prorld.cli.output import program, typed
 
 if TYPE_CHECKING:
     from prorld.client import Client
@@ -22,12 +24,17 @@ class Help(argparse.RawDescriptionHelpFormatter):
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=32)
 
+    def format_help(self) -> str:
+        """With commands as the caller has to type them."""
+        return typed(super().format_help())
+
 
 def epilog(*examples: tuple[str, str]) -> str:
     """Examples and exit codes for the end of a command's help."""
-    wide = max(len(command) for command, _ in examples if len(command) <= _EXAMPLE_WIDTH)
+    shown = [(command.replace("prorld ", f"{program()} "), what) for command, what in examples]
+    wide = max((len(command) for command, _ in shown if len(command) <= _EXAMPLE_WIDTH), default=0)
     lines: list[str] = []
-    for command, what in examples:
+    for command, what in shown:
         lines += [f"  {command.ljust(wide)}   # {what}"] if len(command) <= wide else [f"  # {what}", f"  {command}"]
     return "\n".join(["examples:", *lines, "", NOTE])
 
@@ -55,8 +62,19 @@ def client_of(args: argparse.Namespace, *, patience_s: float = 0.0) -> Client:
     """The client that the options name."""
     from prorld.client import Client
 
-    token = None if args.token_file is None else read_text(args.token_file).strip()
+    token = None if args.token_file is None else _token_of(args.token_file)
     return Client(args.address, token, args.state_dir, patience_s=patience_s)
+
+
+def _token_of(path: str) -> str:
+    if path == "-":
+        return read_text(path).strip()
+    from prorld.client.find import read_token_file
+
+    token = read_token_file(Path(path))
+    if token is None:
+        raise UsageError(f"{path} can't be read: there is no such file, or it is empty")
+    return token
 
 
 def read_text(path: str, *, limit_bytes: int = 64 << 20) -> str:
@@ -76,7 +94,6 @@ def read_text(path: str, *, limit_bytes: int = 64 << 20) -> str:
 
 def positive(text: str) -> int:
     """An argparse type: a whole number from 1."""
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a whole number from 1 up")
-    return value
+    if not (text.isascii() and text.isdigit() and int(text) >= 1):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 up")
+    return int(text)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from prorld.cli.common import add_json_option, epilog, positive
 from prorld.cli.configuration import backend
 from prorld.cli.exits import Exit
-from prorld.cli.output import note, say, say_json, style_for, width
+from prorld.cli.output import note, program, say, say_json, style_for, width
 
 if TYPE_CHECKING:
     from prorld.cli.demo_run import Report
@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
 
         say(*report_lines(report, View(style_for(sys.stdout), min(width(), 100), lines_per_message=8)))
     if not report.good:
-        note(f"this demo did not end well; see {log} and `prorld doctor`")
+        note(f"this demo did not end well; see {log} and `{program()} doctor`")
         return Exit.FAILED
     return Exit.OK
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from prorld.cli.common import add_client_options, add_json_option, client_of, epilog
 from prorld.cli.exits import Exit, UsageError
-from prorld.cli.output import clean, say, say_json, table
+from prorld.cli.output import clean, say, say_json, table, typed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -70,7 +70,7 @@ def _named(items: Sequence[HandlerInfo], name: str) -> HandlerInfo:
 def lines(items: Sequence[HandlerInfo]) -> list[str]:
     """The handlers for people, the broken ones last."""
     good = [item for item in items if item.error is None]
-    shown = ["no handlers; install a plugin, for example prorld-math, or write one: `prorld plugin new NAME`"]
+    shown = [typed("no handlers; install a plugin, for example prorld-math, or write one: `prorld plugin new NAME`")]
     if good:
         rows = [
             [item.name, item.version, ", ".join(item.data_sources) or "-", _tools(item), item.origin] for item in good

@@ -30,6 +30,8 @@ from prorld.cli import (
 )
 from prorld.cli.common import Help, epilog
 from prorld.cli.exits import Exit, exit_of
+from prorld.cli.output import program, typed
+from prorld.cli.parser import Parser, parsed
 from prorld.errors import ProrldError
 
 
@@ -86,7 +88,7 @@ _EXAMPLES = epilog(
 
 def build_parser() -> argparse.ArgumentParser:
     """The whole command line."""
-    parser = argparse.ArgumentParser(prog="prorld", description=_DESCRIPTION, epilog=_EXAMPLES, formatter_class=Help)
+    parser = Parser(prog=program(), description=_DESCRIPTION, epilog=_EXAMPLES, formatter_class=Help)
     parser.add_argument("--version", action="version", version=f"prorld {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, title="commands")
     for name, command in COMMANDS.items():
@@ -98,7 +100,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command."""
-    args = build_parser().parse_args(argv)
+    args = parsed(build_parser(), argv)
     try:
         code = int(args.run(args))
         sys.stdout.flush()
@@ -121,12 +123,12 @@ def _complain(error: ProrldError, *, as_json: bool) -> None:
 
         body = {
             "code": error.stable_code,
-            "message": error.message,
+            "message": typed(error.message),
             "retryable": error.may_retry,
             "details": error.details,
         }
         line = msgspec.json.encode({"error": body}).decode()
     else:
         where = (error.details or {}).get("path")
-        line = f"prorld: {error.message}" + (f" ({where})" if where and str(where) not in error.message else "")
+        line = f"prorld: {typed(error.message)}" + (f" ({where})" if where and str(where) not in error.message else "")
     sys.stderr.write(line + "\n")

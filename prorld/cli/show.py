@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from prorld.cli.common import add_client_options, add_json_option, client_of, epilog, positive, read_text
 from prorld.cli.exits import Exit, UsageError
-from prorld.cli.output import say, say_json, style_for, width
+from prorld.cli.output import say, say_json, style_for, typed, width
 
 if TYPE_CHECKING:
     from prorld.wire.jobs import JobRecord
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
         say_json(found)
     elif isinstance(found, JobRecord):
         say(*summary_lines(found, view))
-        say("", "the conversation can be read when the job is done; `prorld jobs --watch` shows where it is")
+        say("", typed("the conversation can be read when the job is done; `prorld jobs --watch` shows where it is"))
     elif args.tokens:
         say(*token_lines(found))
     else:

@@ -145,6 +145,54 @@ def test_a_reader_that_goes_away_is_no_error():
     assert (done.returncode, done.stderr) == (141, "")
 
 
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (("submit", "--max-turn2", "3"), "prorld submit: error: unrecognized arguments: --max-turn2"),
+        (("submit", "--max-turnz", "3"), "did you mean --max-turns?"),
+        (("engine", "start", "--registr3"), "did you mean --register?"),
+        (("submt",), "did you mean submit?"),
+        (("jobs", "--state", "runing"), "did you mean running?"),
+        (("jobs", "--limit", "x"), "'x' is not a whole number from 1 up"),
+    ],
+)
+def test_what_is_mistyped_is_told_by_its_own_command(cli, argv, words):
+    """Usage of the sub-command that was meant, and what was probably meant in it."""
+    code, out, err = cli(*argv)
+    assert (code, out) == (2, "")
+    assert words in err
+    assert f"usage: prorld {argv[0]}" in err or len(argv) == 1
+
+
+def test_hints_begin_as_the_caller_began(cli, monkeypatch):
+    """Where prorld is not on the PATH, nothing that is printed to be typed says it were."""
+    monkeypatch.setenv("PRORLD_PROGRAM", "./just prorld")
+    assert "start one with `./just prorld serve`" in cli("status")[2]
+    _, out, _ = cli("submit", "--help")
+    assert "usage: ./just prorld submit" in out
+    assert "  ./just prorld submit job.json" in out
+    assert "`./just prorld handlers`" in out
+
+
+def test_a_token_file_that_others_can_read_is_refused(cli, tmp_path):
+    """A named one, too; and one that is fine is taken."""
+    file = tmp_path / "token"
+    file.write_text("secret\n")
+    file.chmod(0o644)
+    code, _, err = cli("status", "--address", "127.0.0.1:1", "--token-file", str(file))
+    assert code == 77
+    assert "can be read by others" in err
+    file.chmod(0o600)
+    assert cli("status", "--address", "127.0.0.1:1", "--token-file", str(file))[0] == 69
+
+
+def test_a_host_that_does_not_exist_is_named(cli):
+    """The name is what is wrong, not the daemon."""
+    code, _, err = cli("status", "--address", "nowhere.invalid:1")
+    assert code == 69
+    assert "the host nowhere.invalid is not known" in err
+
+
 def test_ctrl_c_is_quiet(cli, monkeypatch):
     """An interrupt ends with 130 and no traceback."""
 
