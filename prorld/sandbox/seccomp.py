@@ -82,12 +82,21 @@ _NUMBERS = {
         "kexec_file_load": 294,
     },
 }
+# Shared memory of the old kind outlives all mappings, and is then in no process; small pieces stay possible, they are
+# used as locks.
+_SHMGET = {"x86_64": 29, "aarch64": 194}
+SHARED_SEGMENT_BYTES_MAX = 1 << 16
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
-_CLONE3 = 435
+# Answered as a kernel would that does not have them, since programs know what to do then. A C library falls back to
+# clone only on ENOSYS; with EPERM no thread could be started. Files without a name are memory that no limit counts.
+_ABSENT = {
+    "x86_64": {"memfd_create": 319, "clone3": 435, "memfd_secret": 447},
+    "aarch64": {"memfd_create": 279, "clone3": 435, "memfd_secret": 447},
+}
 _X32_BIT = 0x40000000
 
 _LOAD_WORD, _JUMP_EQUAL, _JUMP_AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06
-_OFFSET_NUMBER, _OFFSET_ARCH = 0, 4
+_OFFSET_NUMBER, _OFFSET_ARCH, _OFFSET_SECOND = 0, 4, 24
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 
 DENIED = {architecture: {**numbers, **_NEW_NUMBERS} for architecture, numbers in _NUMBERS.items()}
@@ -106,9 +115,17 @@ def assemble(architecture: str | None = None) -> bytes:
         _instruction(_LOAD_WORD, _OFFSET_NUMBER),
         _instruction(_JUMP_AT_LEAST, _X32_BIT, 0, 1),
         _instruction(_RETURN, _KILL),
-        # A C library falls back to clone only on ENOSYS; with EPERM no thread could be started.
-        _instruction(_JUMP_EQUAL, _CLONE3, 0, 1),
-        _instruction(_RETURN, _ERRNO | errno.ENOSYS),
+    ]
+    for number in _ABSENT[architecture].values():
+        program += [_instruction(_JUMP_EQUAL, number, 0, 1), _instruction(_RETURN, _ERRNO | errno.ENOSYS)]
+    program += [
+        _instruction(_JUMP_EQUAL, _SHMGET[architecture], 0, 6),
+        _instruction(_LOAD_WORD, _OFFSET_SECOND + 4),
+        _instruction(_JUMP_EQUAL, 0, 0, 3),
+        _instruction(_LOAD_WORD, _OFFSET_SECOND),
+        _instruction(_JUMP_AT_LEAST, SHARED_SEGMENT_BYTES_MAX, 1, 0),
+        _instruction(_RETURN, _ALLOW),
+        _instruction(_RETURN, _ERRNO | errno.ENOMEM),
     ]
     program += [_instruction(_JUMP_EQUAL, number, len(denied) - i, 0) for i, number in enumerate(denied)]
     program += [_instruction(_RETURN, _ALLOW), _instruction(_RETURN, _ERRNO | errno.EPERM)]

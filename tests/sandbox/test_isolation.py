@@ -118,6 +118,21 @@ async def test_no_way_up(sandbox: Sandbox) -> None:
     assert (await sandbox.bash("unshare -Ur true")).exit_code != 0
 
 
+async def test_no_memory_without_a_name(sandbox: Sandbox) -> None:
+    """Memory that is in no process is refused as by a kernel that has none of it; small shared pieces can be had."""
+    result = await sandbox.python(
+        "import ctypes, errno, os\n"
+        "libc = ctypes.CDLL(None, use_errno=True)\n"
+        "def name(r): return errno.errorcode[ctypes.get_errno()] if r < 0 else 'ok'\n"
+        "try: os.memfd_create('x')\n"
+        "except OSError as exc: print(errno.errorcode[exc.errno])\n"
+        "print(name(libc.syscall(447, 0)))\n"
+        "libc.shmget.argtypes = [ctypes.c_int, ctypes.c_size_t, ctypes.c_int]\n"
+        "for size in (4096, (1 << 16) - 1, 1 << 16, 1 << 30, 1 << 32): print(name(libc.shmget(0, size, 0o600)))"
+    )
+    assert result.text.split() == ["ENOSYS", "ENOSYS", "ok", "ok", "ENOMEM", "ENOMEM", "ENOMEM"]
+
+
 async def test_nothing_to_write_but_scratch(sandbox: Sandbox) -> None:
     """Only the working directory and the temporary ones take writes, and they are bounded."""
     script = (
