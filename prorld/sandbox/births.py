@@ -195,7 +195,7 @@ def _be_born(become: Callable[[int], NoReturn], tell: int, keep: list[int]) -> N
     try:
         _close_all_but([*keep, tell])
         become(tell)
-    except BaseException as exc:  # noqa: BLE001 - it is told, and this process ends
+    except BaseException as exc:  # noqa: ASYNC103, BLE001 - it is told, and this process ends
         why = " ".join(f"{type(exc).__name__}: {exc}".split())[:500]
         os.write(tell, f"why {why}\n".encode("utf-8", "replace"))
     finally:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import Literal, TypeVar
 
 import trio
 
 from prorld.errors import SandboxError
+from prorld.kit.lanes import Lane
 from prorld.sandbox.bash import BashDialect
 from prorld.sandbox.contract import CommandResult, SandboxInfo, SandboxSpec
 from prorld.sandbox.files import Files
 from prorld.sandbox.link import Child
+from prorld.sandbox.memory import glance, held_bytes, process_tree, resident_bytes
 from prorld.sandbox.python_session import PythonDialect
 from prorld.sandbox.session import Session, keep_empty
 from prorld.sandbox.warden_client import Warden
@@ -42,12 +42,14 @@ _ENVIRONMENT = {
 }
 # A file transfer must get through while the sandbox's own processes have used up their number.
 _SPARE_PROCESSES = 16
-_PAGE_BYTES = 4096
-_TREE_MAX = 4096
+SCRATCH = ("/tmp", "/dev/shm")  # noqa: S108 - of the sandbox; in memory, as the working directory is without an image
+MEMORY_LOOK_SECONDS = 1.0
 
 
 class Box:
-    """One sandbox. Its runtime calls ``hold``, ``furnish`` and ``end``; everybody else the methods of ``Sandbox``."""
+    """One sandbox. Its runtime calls ``hold``, ``furnish``, ``mind_memory`` and ``end``; everybody else the methods of
+    ``Sandbox``.
+    """
 
     def __init__(
         self,
@@ -74,6 +76,7 @@ class Box:
         self._holder: Child | None = None
         self._bash: Session | None = None
         self._python: Session | None = None
+        self._out_of_memory = ""
         self._files = Files(self._spawn_helper, spec.workdir)
 
     def hold(self, holder: Child) -> None:
@@ -90,6 +93,28 @@ class Box:
         self._python = make(PythonDialect(), name="python")
         await self._bash.start()
         self._state = "up"
+
+    async def mind_memory(self, lane: Lane) -> None:
+        """End the sandbox when all of it together holds more than its limit."""
+        holder, limit = self._holder, self.spec.limits.memory_bytes
+        assert holder is not None
+        scratch = [*SCRATCH, *([] if self.spec.image else [self.workdir])]
+        held: int | None = 0
+        while held is None or held <= limit:
+            await trio.sleep(MEMORY_LOOK_SECONDS)
+            held = glance(holder.pid, self._sessions(), scratch)
+            if held is None or held > limit:
+                held = await lane.run(held_bytes, holder.pid, self._sessions(), scratch)
+        self._out_of_memory = f"sandbox {self.sandbox_id} held {held} bytes of memory, {limit} are its limit"
+        self.leave()
+        await holder.end()
+
+    @property
+    def failure(self) -> SandboxError | None:
+        """Why it was ended, where that was not its user's wish."""
+        if not self._out_of_memory:
+            return None
+        return SandboxError(self._out_of_memory, code="sandbox_out_of_memory", retryable=False)
 
     def leave(self) -> None:
         """Take no calls from here on: the nursery that ``furnish`` was given is about to end."""
@@ -151,7 +176,7 @@ class Box:
         if self._state == "closing" or self._holder is None or not self._holder.running:
             # Where one cancellation ends both the sandbox and its user, the user must not take that for an error.
             await trio.lowlevel.checkpoint_if_cancelled()
-            raise SandboxError(f"sandbox {self.sandbox_id} is gone")
+            raise self.failure or SandboxError(f"sandbox {self.sandbox_id} is gone")
         return self._holder
 
     async def _spawn(self, argv: Sequence[str]) -> Child:
@@ -169,17 +194,11 @@ class Box:
             await self._check_up()
         return child
 
+    def _sessions(self) -> list[int]:
+        pids = [session.pid for session in (self._bash, self._python) if session is not None]
+        return [pid for pid in pids if pid is not None]
+
     def _rss_bytes(self) -> int:
         """A sample: the resident pages of its processes, those it shares counted for each."""
-        sessions = [session.pid for session in (self._bash, self._python) if session is not None]
-        roots = [self._holder.pid if self._holder is not None else None, *sessions]
-        pids = [pid for pid in roots if pid is not None]
-        pages = 0
-        for pid in pids:  # grows while it is walked
-            with suppress(OSError, ValueError, IndexError):
-                pages += int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-                for path in Path(f"/proc/{pid}/task").glob("*/children"):
-                    pids += [int(word) for word in path.read_text().split()]
-            if len(pids) > _TREE_MAX:
-                break
-        return pages * _PAGE_BYTES
+        holder = [] if self._holder is None else [self._holder.pid]
+        return resident_bytes(process_tree([*holder, *self._sessions()]) or [])

@@ -131,6 +131,7 @@ class BubblewrapRuntime:
         self._view = host_view(hide)
         self._filter = assemble()
         self._lane = Lane("sandbox files", 4)
+        self._memory_lane = Lane("sandbox memory", 2)
         self._boxes: dict[str, Box] = {}
 
     def list(self) -> tuple[SandboxInfo, ...]:
@@ -173,9 +174,10 @@ class BubblewrapRuntime:
             try:
                 holder = await self._hold(box, place)
                 await box.furnish(holder, nursery)
+                nursery.start_soon(box.mind_memory, self._memory_lane, name=f"memory of {box.sandbox_id}")
                 task_status.started(box)
                 await holder.wait()
-                failure = SandboxError(f"sandbox {box.sandbox_id} ended by itself")
+                failure = box.failure or SandboxError(f"sandbox {box.sandbox_id} ended by itself")
             except SandboxError as exc:  # raised below, so that it does not come out as a group
                 failure = exc
             finally:

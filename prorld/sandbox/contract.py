@@ -17,7 +17,15 @@ __all__ = ["CommandResult", "Sandbox", "SandboxInfo", "SandboxLimits", "SandboxR
 
 
 class SandboxLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Bounds of one sandbox. All hold without root. ``memory_bytes`` bounds each process, not their sum."""
+    """Bounds of one sandbox. All hold without root.
+
+    ``memory_bytes`` is a hard limit of what each process keeps to itself. For all processes and the scratch directories
+    together, shared memory included, it is looked after about once a second: a sandbox that holds more then is ended
+    with the code ``sandbox_out_of_memory``. In between it can hold more, as much as it can touch in that time; it is
+    the first that the kernel takes when the host runs out. Buffers in the kernel, those of pipes and sockets, are not
+    counted. Sandboxes run as one user of the host, and so share what it limits for a user: inotify instances, and
+    descriptors on their way in sockets. One that uses these up harms the others in that alone.
+    """
 
     memory_bytes: Annotated[int, Meta(ge=16 << 20)] = 2 << 30
     processes: Annotated[int, Meta(ge=4)] = 256

@@ -269,7 +269,8 @@ def test_as_an_ordinary_user() -> None:
     """Without root the room keeps the same promises: its tests pass as another user, in an interpreter it can reach."""
     here = Path(__file__).parent
     pytest_arguments = ["-q", "-p", "no:cacheprovider", "-m", "not slow"]
-    pytest_arguments += [str(here / f"test_{name}.py") for name in ("contract", "isolation", "lifecycle")]
+    names = ("contract", "hostile", "isolation", "lifecycle", "memory")
+    pytest_arguments += [str(here / f"test_{name}.py") for name in names]
     environment = {
         "PATH": os.environ["PATH"],
         "PYTHONPATH": str(here.parents[1]),

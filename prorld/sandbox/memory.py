@@ -1,0 +1,114 @@
+"""How much memory the processes and the scratch of a sandbox hold, read off /proc.
+
+No limit of a process counts this: there is none for memory that is shared without a file, and none for a sum.
+``glance`` is quick and never waits for a process. Everything else is for a lane.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+
+__all__ = ["glance", "held_bytes", "process_tree", "resident_bytes"]
+
+TREE_MAX = 1 << 22  # as many as a kernel has
+FEW = 32
+_READ_BYTES = 1 << 16
+_SHORT_BYTES = 2048
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+def glance(holder: int, sessions: Iterable[int], scratch: Sequence[str]) -> int | None:
+    """The most that a sandbox can hold; ``None`` where it has too many processes to be asked on the way."""
+    roots = [*_children(holder), *sessions]
+    pids = process_tree(roots, at_most=FEW)
+    return None if pids is None else resident_bytes(pids) + _scratch_bytes(roots, scratch)
+
+
+def held_bytes(holder: int, sessions: Iterable[int], scratch: Sequence[str]) -> int:
+    """What a sandbox holds, what is shared counted once. Pages of files on disk are left out: they can be taken back.
+
+    ``scratch`` are its directories in memory.
+    """
+    roots = [*_children(holder), *sessions]
+    files = _scratch_bytes(roots, scratch)
+    private = shared = 0
+    for pid in process_tree(roots, at_most=TREE_MAX) or []:
+        own, common = _portions(pid)
+        private += own
+        shared += common
+    # A mapped file of the scratch is in both; the larger one is there for certain.
+    return private + max(shared, files)
+
+
+def process_tree(roots: Iterable[int], *, at_most: int = TREE_MAX) -> list[int] | None:
+    """The processes and all below them; ``None`` where they have more threads than ``at_most``.
+
+    What loses its parent in a sandbox goes to its first process.
+    """
+    pids = list(roots)
+    threads = 0
+    for pid in pids:  # grows while it is walked
+        tasks = _tasks(pid)
+        threads += len(tasks)
+        if threads > at_most:
+            return None
+        pids += _children(pid, tasks)
+    return pids
+
+
+def resident_bytes(pids: Iterable[int]) -> int:
+    """Their resident pages, those they share counted for each."""
+    pages = 0
+    for pid in pids:
+        with suppress(OSError, ValueError, IndexError):
+            pages += int(_read(f"/proc/{pid}/statm").split()[1])
+    return pages * _PAGE_BYTES
+
+
+def _portions(pid: int) -> tuple[int, int]:
+    """Its portion of anonymous and of shared memory, where the kernel lets this user see it; else what is its alone."""
+    with suppress(OSError, ValueError, IndexError):
+        lines = dict(line.split(b":", 1) for line in _read(f"/proc/{pid}/smaps_rollup").splitlines()[1:])
+        anonymous, shared = (int(lines[name].split()[0]) for name in (b"Pss_Anon", b"Pss_Shmem"))
+        return anonymous << 10, shared << 10
+    with suppress(OSError, ValueError, IndexError):
+        resident, common = (int(word) for word in _read(f"/proc/{pid}/statm").split()[1:3])
+        return (resident - common) * _PAGE_BYTES, 0
+    return 0, 0
+
+
+def _scratch_bytes(roots: Iterable[int], scratch: Sequence[str]) -> int:
+    for root in roots:
+        with suppress(OSError):
+            found = [os.statvfs(f"/proc/{root}/root{path}") for path in scratch]
+            return sum((status.f_blocks - status.f_bfree) * status.f_frsize for status in found)
+    return 0
+
+
+def _children(pid: int, tasks: Sequence[str] | None = None) -> list[int]:
+    found: list[int] = []
+    for task in _tasks(pid) if tasks is None else tasks:
+        with suppress(OSError):
+            found += [int(word) for word in _read(f"/proc/{pid}/task/{task}/children").split()]
+    return found
+
+
+def _tasks(pid: int) -> list[str]:
+    try:
+        return os.listdir(f"/proc/{pid}/task")  # noqa: PTH208 - the names are what is wanted
+    except OSError:
+        return []
+
+
+def _read(path: str) -> bytes:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        data = piece = os.read(descriptor, _READ_BYTES)
+        while len(piece) > _SHORT_BYTES and len(data) < _READ_BYTES:  # the kernel gives a page at a time
+            piece = os.read(descriptor, _READ_BYTES)
+            data += piece
+        return data
+    finally:
+        os.close(descriptor)

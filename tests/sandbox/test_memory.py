@@ -1,0 +1,122 @@
+"""The memory of a whole sandbox: what is counted, and what happens over the limit."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import trio
+
+from prorld.errors import SandboxError, leaves
+from prorld.sandbox.bubblewrap import BubblewrapRuntime
+from prorld.sandbox.contract import SandboxLimits, SandboxSpec
+from prorld.sandbox.memory import glance, held_bytes, process_tree, resident_bytes
+from prorld.testing.sandbox_contract import open_sandbox
+
+LIMIT = 256 << 20
+SPEC = SandboxSpec(limits=SandboxLimits(memory_bytes=LIMIT))
+
+BOMBS = {
+    "shared": (
+        "import mmap, time\n"
+        "m = mmap.mmap(-1, 400 << 20)\n"
+        "for _ in range(400): m.write(b'x' * (1 << 20))\n"
+        "time.sleep(20)"
+    ),
+    "many processes": (
+        "import os, time\n"
+        "for _ in range(3):\n"
+        "  if not os.fork():\n"
+        "    x = b'x' * (120 << 20)\n"
+        "    time.sleep(20)\n"
+        "time.sleep(20)"
+    ),
+    "files": ("import time\nfor name in ('/tmp/f', 'f'): open(name, 'wb').write(b'x' * (150 << 20))\ntime.sleep(20)"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bomb", BOMBS.values(), ids=BOMBS.keys())
+async def test_over_the_limit(runtime: BubblewrapRuntime, bomb: str) -> None:
+    """A sandbox that holds too much is ended with a reason, for its owner and for its user; its neighbour goes on."""
+    said: list[SandboxError] = []
+    async with open_sandbox(runtime, sandbox_id="neighbour") as neighbour:
+        with trio.fail_after(15):
+            try:
+                async with open_sandbox(runtime, SPEC) as sandbox:
+                    try:
+                        await sandbox.python(bomb, limit_s=30)
+                    except SandboxError as exc:
+                        said.append(exc)
+                    await trio.sleep_forever()
+            except* SandboxError as group:
+                said += [exc for exc in leaves(group) if isinstance(exc, SandboxError)]
+        assert (await neighbour.bash("echo on")).output == b"on\n"
+    assert {exc.stable_code for exc in said} == {"sandbox_out_of_memory"}
+    assert not any(exc.may_retry for exc in said)
+
+
+@pytest.mark.slow
+async def test_shared_pages_count_once(runtime: BubblewrapRuntime) -> None:
+    """Processes that share what they hold, by a fork or by a file of the scratch, are no reason to end a sandbox."""
+    async with open_sandbox(runtime, SPEC) as sandbox:
+        result = await sandbox.python(
+            "import mmap, os, time\n"
+            "x = b'x' * (80 << 20)\n"
+            "open('f', 'wb').write(b'x' * (80 << 20))\n"
+            "f = open('f', 'rb')\n"
+            "m = mmap.mmap(f.fileno(), 0, mmap.MAP_SHARED, mmap.PROT_READ)\n"
+            "for _ in range(5):\n"
+            "  if not os.fork():\n"
+            "    m.find(b'y'); time.sleep(2.5); os._exit(0)\n"
+            "while True:\n"
+            "  try: os.wait()\n"
+            "  except ChildProcessError: break",
+            limit_s=20,
+        )
+        assert (result.exit_code, result.restarted) == (0, False), result.text
+
+
+def test_what_is_held() -> None:
+    """The exact count is below the quick one, which counts what is shared for each process."""
+    with subprocess.Popen(
+        [sys.executable, "-c", "x = b'x' * (30 << 20); print(flush=True); input()"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        quick = glance(process.pid, [process.pid], [])
+        exact = held_bytes(process.pid, [process.pid], [])
+        process.communicate(b"\n")
+    assert quick is not None
+    assert 30 << 20 <= exact <= quick < 200 << 20
+
+
+def test_processes_that_are_gone_count_nothing() -> None:
+    """A process that ends while it is looked at is no error."""
+    with subprocess.Popen(["/bin/true"]) as process:
+        process.wait()
+    assert held_bytes(process.pid, [process.pid], ["/tmp"]) == 0
+    assert process_tree([process.pid]) == [process.pid]
+    assert resident_bytes([process.pid]) == 0
+    assert resident_bytes([os.getpid()]) > 1 << 20
+
+
+def test_a_glance_is_short() -> None:
+    """What has many threads is not walked on the way."""
+    code = (
+        "import threading, time\n"
+        "for _ in range(40): threading.Thread(target=time.sleep, args=(100,), daemon=True).start()\n"
+        "print(flush=True); input()"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        few = glance(process.pid, [process.pid], [])
+        exact = held_bytes(process.pid, [process.pid], [])
+        process.communicate(b"\n")
+    assert few is None
+    assert exact > 1 << 20
