@@ -29,6 +29,7 @@ from prorld.rollout.document import packed_trajectory, trajectory
 from prorld.rollout.entry import JobEntry
 from prorld.rollout.events import Feed
 from prorld.rollout.life import World, live
+from prorld.rollout.messages import Accepted, Ping, Submit, SupervisorLimits
 from prorld.wire.events import JobEvent
 from prorld.wire.jobs import JobPage, JobRecord, SubmitJob
 from prorld.wire.ops import Stages, StagesPatch
@@ -43,41 +44,8 @@ CANCELS_PER_TICK = 50
 CANCEL_SWEEP_S_MAX = 30.0
 RETRY_AFTER_FULL_S = 1.0
 RETRY_AFTER_DRAIN_S = 10.0
-CAPTURES = frozenset({"routed_experts"})
-
-
-class SupervisorLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Bounds of the book."""
-
-    jobs_max: int = 10_000
-    accepted_bytes_max: int = 1 << 30
-    mailbox_size: int = 1024
-    results_max_count: int = 10_000
-    results_max_bytes: int = 1 << 30
-
-
-class Accepted(msgspec.Struct, frozen=True):
-    """The answer to a submit."""
-
-    record: JobRecord
-    is_new: bool
-
-
-class Submit(msgspec.Struct, frozen=True):
-    """A submit on its way to the supervisor."""
-
-    request: SubmitJob
-    tenant: str
-    digest: str
-    size_bytes: int
-    requeued_from: str | None
-    reply: Reply[Accepted]
-
-
-class Ping(msgspec.Struct, frozen=True):
-    """A question that only an actor that reads its mailbox answers."""
-
-    reply: Reply[None]
+# What the clients of engines can capture beside tokens: nothing yet, so asking for it is refused and not ignored.
+CAPTURES: frozenset[str] = frozenset()
 
 
 class Supervisor:
