@@ -10,7 +10,7 @@ import errno
 import os
 import struct
 
-__all__ = ["DENIED", "assemble"]
+__all__ = ["ABSENT", "DENIED", "SHARED_SEGMENT_BYTES_MAX", "assemble"]
 
 # Numbers above 423 are the same on every architecture.
 _NEW_NUMBERS = {
@@ -89,7 +89,7 @@ SHARED_SEGMENT_BYTES_MAX = 1 << 16
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 # Answered as a kernel would that does not have them, since programs know what to do then. A C library falls back to
 # clone only on ENOSYS; with EPERM no thread could be started. Files without a name are memory that no limit counts.
-_ABSENT = {
+ABSENT = {
     "x86_64": {"memfd_create": 319, "clone3": 435, "memfd_secret": 447},
     "aarch64": {"memfd_create": 279, "clone3": 435, "memfd_secret": 447},
 }
@@ -116,7 +116,7 @@ def assemble(architecture: str | None = None) -> bytes:
         _instruction(_JUMP_AT_LEAST, _X32_BIT, 0, 1),
         _instruction(_RETURN, _KILL),
     ]
-    for number in _ABSENT[architecture].values():
+    for number in ABSENT[architecture].values():
         program += [_instruction(_JUMP_EQUAL, number, 0, 1), _instruction(_RETURN, _ERRNO | errno.ENOSYS)]
     program += [
         _instruction(_JUMP_EQUAL, _SHMGET[architecture], 0, 6),

@@ -11,7 +11,7 @@ import pytest
 from prorld.sandbox.bubblewrap import Overlay, bubblewrap_argv, etc_files
 from prorld.sandbox.contract import SandboxLimits, SandboxSpec
 from prorld.sandbox.host import HostView, host_view, interpreter_prefixes, needed_paths
-from prorld.sandbox.seccomp import DENIED, assemble
+from prorld.sandbox.seccomp import ABSENT, DENIED, SHARED_SEGMENT_BYTES_MAX, assemble
 
 VIEW = HostView(
     links=(("/bin", "usr/bin"), ("/lib", "usr/lib")),
@@ -105,11 +105,11 @@ def test_this_host() -> None:
 
 @pytest.mark.parametrize("architecture", sorted(DENIED))
 def test_filter(architecture: str) -> None:
-    """Interpreted as the kernel does, the filter refuses what is listed, hides clone3 and lets the rest through."""
+    """Interpreted as the kernel does, the filter refuses what is listed, hides what is absent, lets the rest through."""
     program = assemble(architecture)
     arch = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}[architecture]
     for number in range(600):
-        if number == 435:
+        if number in ABSENT[architecture].values():
             expected = 0x50000 | errno.ENOSYS
         else:
             expected = 0x50000 | errno.EPERM if number in DENIED[architecture].values() else 0x7FFF0000
@@ -118,12 +118,23 @@ def test_filter(architecture: str) -> None:
     assert _run_filter(program, 0x40000001, arch) == 0x80000000
 
 
+@pytest.mark.parametrize(("architecture", "shmget"), [("aarch64", 194), ("x86_64", 29)])
+def test_filter_of_shared_segments(architecture: str, shmget: int) -> None:
+    """A segment of the old shared memory is refused from a size on, whichever half of the word says so."""
+    program = assemble(architecture)
+    arch = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}[architecture]
+    allowed, refused = 0x7FFF0000, 0x50000 | errno.ENOMEM
+    most = SHARED_SEGMENT_BYTES_MAX
+    for size, expected in ((0, allowed), (most - 1, allowed), (most, refused), (1 << 32, refused), (1 << 63, refused)):
+        assert _run_filter(program, shmget, arch, size) == expected, size
+
+
 def test_unknown_architecture() -> None:
     """No filter is better than one with the numbers of another machine."""
     assert assemble("riscv64") == b""
 
 
-def _run_filter(program: bytes, number: int, arch: int) -> int:
+def _run_filter(program: bytes, number: int, arch: int, second: int = 0) -> int:
     instructions = list(struct.iter_unpack("=HBBI", program))
     at, accumulator = 0, 0
     while True:
@@ -132,7 +143,7 @@ def _run_filter(program: bytes, number: int, arch: int) -> int:
         if code == 0x06:
             return value
         if code == 0x20:
-            accumulator = {0: number, 4: arch}[value]
+            accumulator = {0: number, 4: arch, 24: second & 0xFFFFFFFF, 28: second >> 32}[value]
         else:
             met = accumulator == value if code == 0x15 else accumulator >= value
             at += if_true if met else if_false
