@@ -105,7 +105,7 @@ def test_this_host() -> None:
 
 @pytest.mark.parametrize("architecture", sorted(DENIED))
 def test_filter(architecture: str) -> None:
-    """Interpreted as the kernel does, the filter refuses what is listed, hides what is absent, lets the rest through."""
+    """Interpreted as the kernel does, the filter refuses what is listed, hides what is absent, passes the rest."""
     program = assemble(architecture)
     arch = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}[architecture]
     for number in range(600):
