@@ -20,10 +20,12 @@ from prorld.cli.output import note, program, say, say_json, style_for, width
 if TYPE_CHECKING:
     from prorld.cli.demo_run import Report
     from prorld.config import Loaded
+    from prorld.wire.ops import Endpoint
 
 SUMMARY = "show a few real rollouts, then stop"
 
 LOG_FILE = "daemon.log"
+ENDS_WITHIN_S = 10.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Starts a daemon of its own with the embedded engine (SmolLM2-135M, on the processor), hands in small\n"
         "arithmetic tasks, shows what became of them and one conversation, keeps the trajectories as files and stops.\n"
-        "Exit 0 when at least one rollout ended ok and none failed for reasons of infrastructure."
+        "Exit 0 when at least one rollout was graded and none failed for reasons of infrastructure."
     )
     parser.epilog = epilog(
         ("prorld demo", "six rollouts"),
@@ -59,7 +61,11 @@ def run(args: argparse.Namespace) -> int:
     with log.open("w", encoding="utf-8") as stream:
         configure(loaded.config.log.level, "json", stream=stream)
         note(f"starting a daemon in {loaded.state_dir} (its log: {log})")
-        report = run_trio(partial(_roll_out, loaded, args.n, args.within))
+        try:
+            report = run_trio(partial(_roll_out, loaded, args.n, args.within))
+        except KeyboardInterrupt:
+            note("", "interrupted; everything has stopped")
+            raise
     if args.json:
         say_json(report)
     else:
@@ -94,13 +100,29 @@ async def _roll_out(loaded: Loaded, n: int, within_s: float) -> Report:
     import trio
 
     from prorld.cli.demo_run import drive
+    from prorld.client import ClientError
     from prorld.daemon import serve
 
     reports: list[Report] = []
+    ended = trio.Event()
+    lost: ClientError | None = None
+
+    async def daemon(*, task_status: trio.TaskStatus[Endpoint] = trio.TASK_STATUS_IGNORED) -> None:
+        await serve(loaded, task_status=task_status)
+        ended.set()
+
     async with trio.open_nursery() as nursery:
-        endpoint = await nursery.start(partial(serve, loaded), name="daemon")
+        endpoint: Endpoint = await nursery.start(daemon, name="daemon")
         # The synchronous client in a thread: the demo uses the same door as every trainer.
         job = partial(drive, endpoint.address, loaded.state_dir, n, within_s)
-        reports.append(await trio.to_thread.run_sync(job, abandon_on_cancel=True))
+        try:
+            reports.append(await trio.to_thread.run_sync(job, abandon_on_cancel=True))
+        except ClientError as exc:
+            lost = exc
+        if lost is not None:
+            with trio.move_on_after(ENDS_WITHIN_S):
+                await ended.wait()
+            # Nothing but a signal ends it in peace, and the client has only seen that it went away.
+            raise KeyboardInterrupt if ended.is_set() else lost
         nursery.cancel_scope.cancel()
     return reports[0]

@@ -14,7 +14,7 @@ import msgspec
 
 from prorld.cli.conversation import View, conversation_lines, outcome_words
 from prorld.cli.exits import UsageError
-from prorld.cli.output import note, number, program, seconds, table
+from prorld.cli.output import count, note, number, program, seconds, table, typed
 from prorld.cli.records import one_line, worked_s
 from prorld.client import Client, ClientError
 from prorld.domain.job import AgentLimits, JobState, Sampling
@@ -71,7 +71,7 @@ def drive(address: str, state_dir: Path, n: int, within_s: float) -> Report:
         jobs = plan(n, names, f"demo-{time.strftime('%m%d-%H%M%S')}")
         for job in jobs:
             client.submit(job)
-        note(f"submitted {len(jobs)} jobs to {client.address}")
+        note(f"submitted {count(len(jobs), 'job')} to {client.address}")
         records = watch(client, [job.job_id or "" for job in jobs], started + within_s)
         directory = state_dir / "trajectories"
         directory.mkdir(mode=0o700, exist_ok=True)
@@ -84,16 +84,19 @@ def until_ready(client: Client, within_s: float) -> None:
     """Wait for the engine to load; what does not pass by itself, and what takes too long, is told with its cure."""
     until = time.monotonic() + within_s
     while not (ready := client.ready()).ready:
+        if any(item.code == "draining" for item in ready.missing):
+            # The daemon runs in this process, and only a signal makes it drain.
+            raise KeyboardInterrupt
         missing = [item for item in ready.missing if item.code != "no_backend" or time.monotonic() > until]
         if missing:
-            raise NotReadyError("; ".join(f"{item.message}: {item.cure}" for item in missing))
+            raise NotReadyError("; ".join(f"{item.message}: {typed(item.cure)}" for item in missing))
         time.sleep(_POLL_S)  # noqa: TID251 - there is no event loop on this side
 
 
 def is_good(records: Sequence[JobRecord]) -> bool:
-    """At least one rollout ended ok, and none for reasons of infrastructure."""
+    """At least one rollout was graded, and none ended for reasons of infrastructure."""
     kinds = {record.outcome.kind for record in records if record.outcome is not None}
-    return OutcomeKind.OK in kinds and not kinds & INFRASTRUCTURE
+    return any(record.reward is not None for record in records) and not kinds & INFRASTRUCTURE
 
 
 def plan(n: int, handlers: set[str], prefix: str) -> list[SubmitJob]:
@@ -144,7 +147,6 @@ def watch(client: Client, job_ids: Sequence[str], until: float) -> list[JobRecor
             sys.stderr.write("\r\x1b[K" + progress(records, len(job_ids)))
             sys.stderr.flush()
         if client.status().draining:
-            # The daemon runs in this process, and only a signal makes it drain.
             raise KeyboardInterrupt
         if not cancelled and time.monotonic() > until:
             client.cancel_many(job_ids=waiting, reason="the demo's time is over")
@@ -157,8 +159,8 @@ def progress(records: Sequence[JobRecord], total: int) -> str:
     states = Counter(record.state for record in records)
     ended = total - len(records) + states.pop(JobState.DONE, 0)
     words = [f"{ended} of {total} done"]
-    words += [f"{count} {state.value}" for state in JobState if (count := states[state])]
-    return ", ".join([*words, f"{sum(record.turns for record in records)} turns"])
+    words += [f"{n} {state.value}" for state in JobState if (n := states[state])]
+    return ", ".join([*words, count(sum(record.turns for record in records), "turn")])
 
 
 def _keep(client: Client, record: JobRecord, directory: Path) -> Row:
@@ -226,11 +228,12 @@ def totals(report: Report) -> str:
     kinds = Counter(record.outcome.kind.value for record in records if record.outcome)
     rewards = [record.reward for record in records if record.reward is not None]
     sampled = sum(record.tokens.sampled for record in records)
+    ended = ", ".join(f"{n} {kind}" for kind, n in kinds.items())
     words = [
-        f"{len(records)} rollouts in {seconds(report.wall_s)}: {', '.join(f'{n} {kind}' for kind, n in kinds.items())}",
+        f"{count(len(records), 'rollout')} in {seconds(report.wall_s)}: {ended}",
         f"{len(rewards)} graded" + (f", mean reward {sum(rewards) / len(rewards):.2f}" if rewards else ""),
-        f"{sampled} tokens sampled ({sampled / max(report.wall_s, 0.001):.0f}/s)",
-        f"{sum(row.tool_calls for row in report.rows)} tool calls",
+        f"{count(sampled, 'token')} sampled ({sampled / max(report.wall_s, 0.001):.0f}/s)",
+        count(sum(row.tool_calls for row in report.rows), "tool call"),
     ]
     return "; ".join(words)
 

@@ -49,15 +49,18 @@ def test_without_a_handler_the_cure_is_told():
     [
         (["ok"], True),
         (["ok", "policy_limit", "timeout"], True),
-        (["policy_limit"], False),
+        (["policy_limit"], True),
+        (["timeout", "cancelled"], False),
         (["ok", "env_error"], False),
         (["ok", "grader_error"], False),
         ([], False),
     ],
 )
 def test_when_a_demo_was_good(make, kinds, good):
-    """At least one ok, nothing wrong with the infrastructure."""
-    assert is_good([make.record(outcome=Outcome(kind=OutcomeKind(kind))) for kind in kinds]) is good
+    """At least one was graded, nothing wrong with the infrastructure."""
+    graded = {"ok": 1.0, "policy_limit": 0.0}
+    records = [make.record(outcome=Outcome(kind=OutcomeKind(kind)), reward=graded.get(kind)) for kind in kinds]
+    assert is_good(records) is good
 
 
 def test_tool_calls_are_counted_from_the_events():
