@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
+from typing import TYPE_CHECKING
 
 from prorld.cli.common import add_json_option, epilog
 from prorld.cli.configuration import add_config_options, load_of
 from prorld.cli.exits import Exit
 from prorld.cli.output import say, say_json, table
+
+if TYPE_CHECKING:
+    from prorld.config import Config
 
 SUMMARY = "print the effective configuration"
 
@@ -45,6 +49,7 @@ def run(args: argparse.Namespace) -> int:
             ]))  # fmt: skip
         return Exit.OK
     loaded = load_of(args)
+    check_parts(loaded.config)
     shown = [row for row in rows(loaded) if not args.changed or row.origin != "default"]
     if args.json:
         say_json({"file": loaded.file, "state_dir": str(loaded.state_dir), "settings": shown})
@@ -52,6 +57,25 @@ def run(args: argparse.Namespace) -> int:
         say(f"file: {loaded.file or 'none'}", f"state directory: {loaded.state_dir}", "")
         say(*table(("SETTING", "VALUE", "FROM"), [[row.path, _text(row.value), row.origin] for row in shown]))
     return Exit.OK
+
+
+def check_parts(config: Config) -> None:
+    """What a start would meet beyond the values themselves: handlers that were asked for, tokenizers of policies."""
+    from prorld.cli.local import silence_logs
+    from prorld.errors import ConfigError
+    from prorld.handlers.registry import discover
+    from prorld.ops.doctor import check_tokenizers
+
+    silence_logs()
+    registry = discover(config.handlers.enabled, config.handlers.config)
+    wrong = [
+        f"the handler {entry.name} can't be used: {entry.error}"
+        for entry in registry.entries()
+        if entry.error is not None and entry.wanted
+    ]
+    wrong += [f"{item.name}: {item.message}; {item.cure}" for item in check_tokenizers(config) if item.state == "fail"]
+    if wrong:
+        raise ConfigError("; ".join(wrong))
 
 
 def _text(value: object) -> str:

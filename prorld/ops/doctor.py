@@ -24,7 +24,7 @@ import trio
 from prorld.config import Config
 from prorld.wire.ops import Endpoint
 
-__all__ = ["Finding", "SandboxProbe", "examine"]
+__all__ = ["Finding", "SandboxProbe", "check_tokenizers", "examine"]
 
 # Makes one sandbox and ends it; what was wrong, or ``None``.
 SandboxProbe = Callable[[], Awaitable[str | None]]
@@ -73,6 +73,7 @@ async def examine(config: Config, state_dir: Path, *, sandbox: SandboxProbe) -> 
         check_namespaces(Path("/proc/sys")),
         await check_sandbox(sandbox),
         check_engine_packages(config),
+        *check_tokenizers(config),
     ]
     return findings + [await check_backend(entry.url) for entry in config.backends]
 
@@ -219,6 +220,22 @@ def check_engine_packages(config: Config) -> Finding:
     if not config.embedded_engine:
         return _ok("embedded engine", f"not used; {words}")
     return _fail("embedded engine", words, "`pip install 'prorld[demo]'`, or name an engine with --backend KIND=URL")
+
+
+def check_tokenizers(config: Config) -> list[Finding]:
+    """Every policy's tokenizer is where the configuration says."""
+    return [
+        _check_tokenizer(f"tokenizer {name}", Path(entry.tokenizer).expanduser())
+        for name, entry in config.policies.items()
+        if entry.tokenizer is not None
+    ]
+
+
+def _check_tokenizer(name: str, place: Path) -> Finding:
+    if place.is_file() or (place / "tokenizer.json").is_file():
+        return _ok(name, str(place))
+    words = f"{place} has no tokenizer.json" if place.is_dir() else f"there is no {place}"
+    return _fail(name, words, "name a GGUF file, or a directory with tokenizer.json")
 
 
 async def check_backend(url: str) -> Finding:

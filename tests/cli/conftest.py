@@ -12,6 +12,7 @@ from prorld.domain.calls import CallRecord
 from prorld.domain.job import JobState, Timing, TokenCounts
 from prorld.domain.messages import CallStatus, Message, ToolCall, ToolSchema, system, tool_result, user
 from prorld.domain.outcome import Outcome, OutcomeKind, StopReason, Verdict
+from prorld.handlers import registry
 from prorld.wire.jobs import Drift, JobRecord
 from prorld.wire.trajectory import Trajectory, TrajectoryJob, branch_doc
 
@@ -95,5 +96,6 @@ def cli(capsys, monkeypatch, tmp_path):
         return code, out, err
 
     yield call_cli
-    # A command that runs without a daemon silences its logs, for the whole process.
+    # A command that runs without a daemon silences its logs, for the whole process, and loggers keep what they were.
     structlog.reset_defaults()
+    vars(registry.log).pop("bind", None)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import subprocess
+import sys
 from typing import get_args
 
 import pytest
@@ -85,6 +87,22 @@ def test_check_config_explains_every_setting(cli):
     assert "timeouts.drain_s" in out
     _, out, _ = cli("check-config", "--explain", "--json")
     assert {"path", "kind", "default", "description"} <= set(json.loads(out)[0])
+
+
+def test_check_config_refuses_what_can_not_work(tmp_path):
+    """Handlers that were asked for and tokenizers are looked at before a restart meets them, each told on one line."""
+    file = tmp_path / "p.toml"
+    file.write_text(
+        '[handlers]\nenabled = ["nowhere", "bench"]\n[handlers.config.bench]\nno_such_setting = 1\n'
+        '[policies.default]\ntokenizer = "/nowhere/tok"\n'
+    )
+    # A process of its own: what it logs is silenced for good.
+    argv = [sys.executable, "-m", "prorld.cli", "check-config", "--config", str(file)]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (78, "")
+    for words in ("no installed distribution has a handler nowhere", "no_such_setting", "/nowhere/tok"):
+        assert words in done.stderr
+    assert done.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("command", ["check-config", "serve", "doctor"])

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 import trio
 
-from prorld.config import BackendEntry, Config, Engine, Server
+from prorld.config import BackendEntry, Config, Engine, PolicyEntry, Server
 from prorld.ops import doctor
 from prorld.wire.ops import Endpoint
 
@@ -147,3 +147,14 @@ async def test_the_whole_examination(tmp_path):
     findings = await doctor.examine(config, tmp_path, sandbox=fine)
     assert len({finding.name for finding in findings}) == len(findings) == 10
     assert all((finding.cure is None) == (finding.state == "ok") for finding in findings)
+
+
+def test_tokenizers_are_where_the_configuration_says(tmp_path):
+    """A GGUF file or a directory with the tokenizer is fine; what is missing is named with its cure."""
+    (tmp_path / "tok").mkdir()
+    config = Config(policies={"a": PolicyEntry(tokenizer=str(tmp_path / "tok")), "b": PolicyEntry()})
+    (found,) = doctor.check_tokenizers(config)
+    assert (found.name, found.state) == ("tokenizer a", "fail")
+    assert "has no tokenizer.json" in found.message
+    (tmp_path / "tok" / "tokenizer.json").write_text("{}")
+    assert doctor.check_tokenizers(config)[0].state == "ok"
