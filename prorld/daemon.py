@@ -169,6 +169,7 @@ async def _serve(
     parts = conditions.Parts(
         supervisor=supervisor, pool=pool, policies=policies, registry=registry, warden=warden, lag=lag, disk=disk,
         no_sandbox=no_sandbox, is_root=user is not None,
+        engines=[(entry.policy, entry.url) for entry in config.backends],
     )  # fmt: skip
     health = Health(conditions.checks(parts), trio.current_time)
     core.start_soon(conditions.watch, health, disk, name="health")

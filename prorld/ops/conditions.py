@@ -32,6 +32,7 @@ DISK_LOW_BYTES = 2 << 30
 DISK_FULL_BYTES = 128 << 20
 LOOK_EVERY_S = 5.0
 DISK_ANSWERS_WITHIN_S = 5.0
+ENGINES_NAMED_MAX = 4
 
 KINDS = (
     Kind(code="draining", severity="error"),
@@ -67,7 +68,10 @@ class Disk:
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """What is looked at. ``no_sandbox`` is why none could be made at start; ``root_for`` is who sandboxes run as."""
+    """What is looked at.
+
+    ``no_sandbox`` is why none could be made at start; ``engines`` are those of the configuration, as (policy, URL).
+    """
 
     supervisor: Supervisor
     pool: BackendPool
@@ -77,6 +81,7 @@ class Parts:
     lag: LoopLag
     disk: Disk
     no_sandbox: str | None = None
+    engines: Sequence[tuple[str, str]] = ()
     is_root: bool = False
 
 
@@ -118,12 +123,23 @@ def _draining(parts: Parts) -> list[Trouble]:
 
 
 def _no_backend(parts: Parts) -> list[Trouble]:
-    cure = "register one with POST /v1/backends, or wait for it to start"
     return [
-        Trouble(f"policy {name} has no engine that is up", cure)
+        _no_engine(name, [url for policy, url in parts.engines if policy == name])
         for name in parts.policies.names()
         if not parts.pool.has_engine(name)
     ]
+
+
+def _no_engine(policy: str, urls: Sequence[str]) -> Trouble:
+    words = f"policy {policy} has no engine that is up"
+    if not urls:
+        return Trouble(words, "register one with POST /v1/backends, or wait for it to start")
+    more = f" and {len(urls) - ENGINES_NAMED_MAX} more" if len(urls) > ENGINES_NAMED_MAX else ""
+    named = ", ".join(urls[:ENGINES_NAMED_MAX]) + more
+    return Trouble(
+        f"{words}; the configuration names {named}",
+        "start it, or see why it is not taken: backend.absent in the daemon's log, or `prorld doctor`",
+    )
 
 
 def _no_handlers(parts: Parts) -> list[Trouble]:

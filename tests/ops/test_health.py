@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -121,6 +122,10 @@ async def test_every_condition_can_hold_and_has_a_cure() -> None:
         found = {check.kind.code: list(check.look()) for check in checks(broken)}
         assert [code for code, troubles in found.items() if not troubles] == []
         assert len(found["stage_paused"]) == 1
+        waiting = replace(broken, engines=[("default", "http://gpu1:8000"), ("other", "http://x")])
+        (trouble,) = next(check for check in checks(waiting) if check.kind.code == "no_backend").look()
+        assert "the configuration names http://gpu1:8000" in trouble.message
+        assert "http://x" not in trouble.message
         assert all(trouble.message and trouble.cure for troubles in found.values() for trouble in troubles)
 
 
