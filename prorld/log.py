@@ -7,6 +7,7 @@ completions and token arrays are never logged; values of keys that name a secret
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any, Literal, TextIO
@@ -76,6 +77,9 @@ EVENTS: Mapping[str, str] = {
 MASK = "***"
 SECRET_NAMES = frozenset({"api_key", "apikey", "authorization", "cookie", "password", "secret", "token"})
 SECRET_ENDINGS = ("_api_key", "_authorization", "_password", "_secret", "_token")
+
+# What the pretty form keeps of the line that sums a job up.
+_BRIEF = ("event", "at", "level", "job_id", "handler", "outcome", "reward", "turns")
 
 # Longer than any message of ours, and short enough that a line can be read and shipped.
 TEXT_MAX = 4096
@@ -151,9 +155,11 @@ def configure(level: Level = "info", fmt: Format = "auto", *, stream: TextIO | N
     if pretty:
         # The default formatter prints local variables where it finds rich, and those may hold secrets.
         console = structlog.dev.ConsoleRenderer(
-            colors=out.isatty(), exception_formatter=structlog.dev.plain_traceback, timestamp_key="at"
+            colors=out.isatty() and not os.environ.get("NO_COLOR"),
+            exception_formatter=structlog.dev.plain_traceback,
+            timestamp_key="at",
         )
-        shared += [_mask, console]
+        shared += [_mask, _brief, console]
     else:
         shared += [structlog.processors.ExceptionRenderer(tracebacks()), _mask, _as_json]
     structlog.configure(
@@ -176,6 +182,15 @@ def _mask(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
     if exc_info is not None:
         clean["exc_info"] = exc_info
     return clean
+
+
+def _brief(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    """The sum of a job for a person who watches; the form for programs has all of it."""
+    if event.get("event") != "job.done":
+        return event
+    spent = [event.get(name, 0.0) for name in ("init_s", "run_s", "eval_s")]
+    short: EventDict = {key: event[key] for key in _BRIEF if key in event}
+    return {**short, "seconds": round(sum(spent), 1)}
 
 
 def _as_json(_logger: WrappedLogger, _method: str, event: EventDict) -> str:

@@ -252,6 +252,31 @@ def test_a_secret_is_masked_whatever_it_is(value: Any):
     assert shown == {"a": [{"token": None if value is None else MASK}]}
 
 
+def test_the_pretty_form_sums_a_job_up_for_a_person():
+    """Outcome, reward, turns and seconds; the form for programs has every key."""
+    keys = {"outcome": "ok", "reward": 1.0, "turns": 3, "init_s": 0.5, "run_s": 2.0, "eval_s": 0.1, "llm_s": 1.5}
+    shown = {}
+    for fmt in ("pretty", "json"):
+        out = io.StringIO()
+        configure("info", fmt, stream=out)
+        structlog.get_logger().info("job.done", job_id="j", **keys)
+        shown[fmt] = out.getvalue()
+    assert "llm_s" in shown["json"]
+    assert "llm_s" not in shown["pretty"]
+    for words in ("job_id=j", "outcome=ok", "reward=1.0", "turns=3", "seconds=2.6"):
+        assert words in shown["pretty"]
+
+
+@pytest.mark.parametrize(("variable", "colours"), [("", True), ("1", False)])
+def test_no_color_is_honoured(monkeypatch: pytest.MonkeyPatch, variable: str, colours: bool):
+    """On a terminal, too."""
+    monkeypatch.setenv("NO_COLOR", variable)
+    out = Terminal()
+    configure("info", "pretty", stream=out)
+    structlog.get_logger().info("job.done", job_id="j")
+    assert ("\x1b[" in out.getvalue()) is colours
+
+
 def test_no_warning_is_raised_on_the_pretty_form():
     """The console form does not complain of what it is given, since tests turn warnings into errors."""
     with warnings.catch_warnings():
