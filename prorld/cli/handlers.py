@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from prorld.cli.common import add_client_options, add_json_option, client_of, epilog
 from prorld.cli.exits import Exit, UsageError
 from prorld.cli.output import clean, say, say_json, table, typed
+from prorld.cli.parser import meant
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -64,7 +65,8 @@ def _named(items: Sequence[HandlerInfo], name: str) -> HandlerInfo:
             raise UsageError(f"the handler {name} can't be used: {item.error}")
         if item.name == name:
             return item
-    raise UsageError(f"there is no handler {name}; there is: {', '.join(item.name for item in items) or 'none'}")
+    names = [item.name for item in items]
+    raise UsageError(f"there is no handler {name}{meant(name, names)}; there are: {', '.join(names) or 'none'}")
 
 
 def lines(items: Sequence[HandlerInfo]) -> list[str]:

@@ -141,8 +141,11 @@ class Registry:
             message = f"the handler {name} can't be used: {entry.error}"
             raise Impossible(message, code="handler_broken", details={"path": "handler"})
         if name not in self._handlers:
-            near = difflib.get_close_matches(name, self._handlers) or sorted(self._handlers)
-            message = f"there is no handler {name!r}; there is: {', '.join(near) or 'none at all'}"
+            near = difflib.get_close_matches(name, self._handlers, n=1)
+            meant = f"did you mean {near[0]}? " if near else ""
+            message = (
+                f"there is no handler {name!r}; {meant}there are: {', '.join(sorted(self._handlers)) or 'none at all'}"
+            )
             raise Impossible(message, code="unknown_handler", details={"path": "handler"})
         return self._handlers[name]
 

@@ -76,7 +76,8 @@ async def _tcp_socket(host: str, port: int, *, private_only: bool) -> trio.socke
         sock.listen(_BACKLOG)
     except OSError as exc:
         sock.close()
-        raise ConfigError(f"can't listen on {host}:{port}: {exc.strerror}") from exc
+        cure = "; use another --port" if exc.errno == errno.EADDRINUSE else ""
+        raise ConfigError(f"can't listen on {host}:{port}: {exc.strerror}{cure}") from exc
     except BaseException:
         sock.close()
         raise

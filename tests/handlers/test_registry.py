@@ -191,7 +191,7 @@ def test_an_unknown_handler_is_impossible_and_near_names_are_told():
     """The client sees what it probably meant."""
     registry = Registry()
     registry.add(FakeHandler())
-    with pytest.raises(Impossible, match="there is no handler 'fakes'; there is: fake") as caught:
+    with pytest.raises(Impossible, match=r"there is no handler 'fakes'; did you mean fake\? there are: fake") as caught:
         registry.get("fakes")
     assert caught.value.stable_code == "unknown_handler"
     with pytest.raises(Impossible, match="none at all"):

@@ -80,7 +80,7 @@ async def test_a_taken_port_and_a_wrong_file_are_refused(nursery, make, tmp_path
     """Somebody else's port, file or missing directory end the start with a readable line."""
     first = make()
     server = await first.serve(nursery)
-    assert "in use" in await refused(make(), server.address.removeprefix("http://"))
+    assert "in use; use another --port" in await refused(make(), server.address.removeprefix("http://"))
     (tmp_path / "file").write_text("keep me")
     assert "not a socket" in await refused(make(), f"unix:{tmp_path / 'file'}")
     assert (tmp_path / "file").read_text() == "keep me"
