@@ -15,6 +15,7 @@ from prorld.cli.exits import Exit
 from prorld.cli.main import COMMANDS, build_parser
 from prorld.config import describe
 from prorld.domain.outcome import DEFAULT_VERDICTS, OutcomeKind, Verdict
+from prorld.http.errors import _HTTP_ERRORS
 from prorld.testing.fake_sandbox import FakeRuntime
 from prorld.testing.jobs import run_handler
 
@@ -73,6 +74,36 @@ def test_every_code_in_the_docs_exists():
     codes = {code for row in rows for code in re.findall(r"`([a-z_]+)`", row)}
     assert len(codes) > 15
     assert sorted(code for code in codes if f'"{code}"' not in SOURCE) == []
+
+
+def named_codes(tree):
+    """Codes of errors in a module: of a class, and given by name where one is raised."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef):
+            for line in node.body:
+                targets = line.targets if isinstance(line, ast.Assign) else [getattr(line, "target", None)]
+                if any(isinstance(target, ast.Name) and target.id == "code" for target in targets):
+                    yield getattr(line, "value", None)
+        elif isinstance(node, ast.Call):
+            yield from (keyword.value for keyword in node.keywords if keyword.arg == "code")
+
+
+# Never in an answer or a record: bases, what is turned into something else on its way, commands without a daemon.
+WITHIN = {
+    "bench_failed", "client_error", "context_overflow", "embedded_engine", "error", "library_exit", "mailbox_closed",
+    "mask_sum", "vllm_process",
+}  # fmt: skip
+
+
+def test_every_code_that_can_come_is_documented():
+    """docs/errors.md has the codes of errors, docs/operations.md those of conditions, and no list here is stale."""
+    trees = [ast.parse(path.read_text()) for path in sorted((ROOT / "prorld").rglob("*.py"))]
+    found = {value.value for tree in trees for value in named_codes(tree) if isinstance(value, ast.Constant)}
+    codes = {code for code in found if isinstance(code, str) and code} | {code for code, _ in _HTTP_ERRORS.values()}
+    assert len(codes) > 70
+    documented = set(re.findall(r"`([a-z_]+)`", text("docs/errors.md") + text("docs/operations.md")))
+    assert sorted(codes - documented - WITHIN) == []
+    assert sorted(WITHIN - codes) == []
 
 
 def test_the_table_of_verdicts_is_the_default():
