@@ -21,6 +21,11 @@ demo *ARGS: (_env "demo")
 prorld *ARGS: (_env "demo")
     @PRORLD_PROGRAM="./just prorld" "{{ bin }}/prorld" "$@"
 
+# Install a task package of your own beside prorld, editable, as in `./just plugin ../my-tasks`.
+[no-cd]
+plugin DIR: (_env "demo")
+    @"{{ justfile_directory() }}/scripts/plugin" "$1"
+
 # Every test that needs no system package, the fast ones first; ARGS go to pytest.
 test *ARGS: (_env "dev")
     @"{{ bin }}/pytest" -m "not real" "$@"
