@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from prorld.cli.common import add_client_options, add_json_option, client_of, epilog, positive, read_text
 from prorld.cli.exits import Exit, UsageError
+from prorld.cli.output import count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -121,14 +122,15 @@ def _interrupted(args: argparse.Namespace, driver: Driver, progress: Progress) -
     from prorld.client import ClientError
 
     if args.leave:
-        progress.say(f"{len(driver.running)} jobs go on; the same command again takes what they come to")
+        left = len(driver.running)
+        progress.say(f"{count(left, 'job')} {'goes' if left == 1 else 'go'} on; the same command again takes what they come to")
         return Exit.INTERRUPTED
     try:
         cancelled = driver.cancel()
     except ClientError as exc:
         progress.say(f"running jobs could not be cancelled: {exc.message}")
     else:
-        progress.say(f"cancelled {cancelled} running jobs; the same command again goes on with {args.out}")
+        progress.say(f"cancelled {count(cancelled, 'running job')}; the same command again goes on with {args.out}")
     return Exit.INTERRUPTED
 
 

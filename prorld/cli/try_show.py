@@ -7,7 +7,7 @@ from typing import TextIO
 
 from prorld.cli.author_trace import author_lines
 from prorld.cli.conversation import View, trajectory_lines
-from prorld.cli.output import Style, clean, seconds, style_for
+from prorld.cli.output import Style, clean, count, seconds, style_for
 from prorld.cli.try_record import SandboxCall
 from prorld.cli.try_world import Failure, Rollout
 from prorld.wire.events import JobEvent
@@ -70,7 +70,7 @@ def event_words(event: JobEvent) -> str | None:
             )
         case "job.turn":
             calls = ", ".join(data.get("tool_calls") or ()) or "no tool"
-            return f"turn {int(data.get('turn', 0)) + 1}: {data.get('sampled')} tokens sampled, {calls} called"
+            return f"turn {int(data.get('turn', 0)) + 1}: {count(int(data.get('sampled') or 0), 'token')} sampled, {calls} called"
         case "job.tool":
             return f"tool {data.get('tool')}: {seconds(float(data.get('seconds', 0.0)))}"
         case "job.attempt" if data.get("what") == "ended":
