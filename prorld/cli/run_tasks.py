@@ -123,7 +123,9 @@ def _interrupted(args: argparse.Namespace, driver: Driver, progress: Progress) -
 
     if args.leave:
         left = len(driver.running)
-        progress.say(f"{count(left, 'job')} {'goes' if left == 1 else 'go'} on; the same command again takes what they come to")
+        progress.say(
+            f"{count(left, 'job')} {'goes' if left == 1 else 'go'} on; the same command again takes what they come to"
+        )
         return Exit.INTERRUPTED
     try:
         cancelled = driver.cancel()

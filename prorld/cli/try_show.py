@@ -70,7 +70,8 @@ def event_words(event: JobEvent) -> str | None:
             )
         case "job.turn":
             calls = ", ".join(data.get("tool_calls") or ()) or "no tool"
-            return f"turn {int(data.get('turn', 0)) + 1}: {count(int(data.get('sampled') or 0), 'token')} sampled, {calls} called"
+            sampled = count(int(data.get("sampled") or 0), "token")
+            return f"turn {int(data.get('turn', 0)) + 1}: {sampled} sampled, {calls} called"
         case "job.tool":
             return f"tool {data.get('tool')}: {seconds(float(data.get('seconds', 0.0)))}"
         case "job.attempt" if data.get("what") == "ended":
