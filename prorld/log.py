@@ -10,6 +10,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Mapping, MutableMapping
+from functools import lru_cache
 from typing import Any, Literal, TextIO
 
 import msgspec
@@ -98,6 +99,8 @@ _LIBRARIES: Mapping[str, int] = {
 }
 
 
+# Every key of every line is asked about; there are a few dozen of them.
+@lru_cache(maxsize=1024)
 def is_secret(key: str) -> bool:
     """Whether a key of this name holds a secret. ``max_tokens`` and ``token_ids`` don't."""
     name = key.lower().replace("-", "_")
@@ -106,13 +109,15 @@ def is_secret(key: str) -> bool:
 
 def redact(value: Any, *, depth: int = DEPTH_MAX) -> Any:
     """A copy with secrets masked, to a bounded depth, and long texts cut."""
+    if isinstance(value, int | float):
+        return value
     if isinstance(value, str):
         return value if len(value) <= TEXT_MAX else f"{value[:TEXT_MAX]}... ({len(value)} characters)"
     if isinstance(value, Mapping):
         if depth == 0:
             return f"<{len(value)} keys>"
         return {
-            key: MASK if is_secret(str(key)) and item is not None else redact(item, depth=depth - 1)
+            key: item if item is None else MASK if is_secret(str(key)) else redact(item, depth=depth - 1)
             for key, item in value.items()
         }
     if isinstance(value, list | tuple):
