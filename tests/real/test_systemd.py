@@ -15,7 +15,7 @@ import pytest
 
 from prorld.testing.byte_tokenizer import write_byte_tokenizer
 from prorld.testing.scripted_engine.script import Latency, Script
-from tests.real.machine import ROOT, Machine, booted
+from tests.real.machine import ROOT, Machine, booted, python_binds
 
 HERE = [point.name for point in entry_points(group="prorld.handlers")]
 
@@ -101,7 +101,9 @@ def machine(place: Path) -> Iterator[Machine]:
     for name, seconds in (("fast", FAST), ("slow", SLOW)):
         script = Script(turns=list(TURNS), latency=Latency(fixed_s=seconds))
         (etc / f"{name}.json").write_bytes(msgspec.json.encode(script))
-    (units / "test.conf").write_text(DROP_IN)
+    # The unit has a /tmp of its own, and the project under test may well lie in the host's.
+    seen = "".join(f"BindReadOnlyPaths={path}\n" for path in python_binds())
+    (units / "test.conf").write_text(f"{DROP_IN.rstrip()}\n[Service]\n{seen}")
     (blocker / "prorld_block.py").write_text(BLOCKER)
     (blocker / "prorld_block-1.dist-info" / "METADATA").write_text(
         "Metadata-Version: 2.1\nName: prorld-block\nVersion: 1\n"
