@@ -93,6 +93,7 @@ async def test_a_child_that_can_not_be_handed_over(warden: Warden) -> None:
         child.close()
 
 
+@pytest.mark.slow
 async def test_a_warden_that_does_not_answer(
     runtime: BubblewrapRuntime, warden: Warden, monkeypatch: pytest.MonkeyPatch
 ) -> None:

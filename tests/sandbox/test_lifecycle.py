@@ -106,6 +106,7 @@ async def test_idle_sandbox_stays(runtime: BubblewrapRuntime) -> None:
         assert (await sandbox.bash("echo $x")).output == b"1\n"
 
 
+@pytest.mark.slow
 async def test_warden_dies(runtime: BubblewrapRuntime, warden: Warden) -> None:
     """A warden that dies takes all sandboxes along, everybody hears of it at once, and another one takes over."""
     failures: list[str] = []

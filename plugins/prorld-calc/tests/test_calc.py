@@ -40,6 +40,7 @@ async def play(*said: str | Turn, runtime: FakeRuntime | None = None):
     return run
 
 
+@pytest.mark.slow
 async def test_the_handler_keeps_the_contract():
     """For generated instances, too."""
     generated = json.loads(json.dumps([{"question": i.question, "answer": i.answer} for i in make_instances(5)]))

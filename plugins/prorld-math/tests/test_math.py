@@ -168,6 +168,7 @@ async def handler() -> AsyncIterator[MathHandler]:
         yield handler
 
 
+@pytest.mark.slow
 async def test_the_handler_keeps_the_contract():
     """For every shape of instance, and for its own examples."""
     own = [{"problem": example.problem, "answer": example.answer} for example in examples()]
