@@ -114,9 +114,10 @@ def number(value: float | None) -> str:
 
 
 def say(*lines: str) -> None:
-    """Lines on stdout."""
+    """Lines on stdout, at once: what runs on after them may be read by a program that waits for a line."""
     for line in lines:
         sys.stdout.write(line + "\n")
+    sys.stdout.flush()
 
 
 def note(*lines: str) -> None:
