@@ -49,18 +49,7 @@ def installed(name: str | None = None) -> Registry:
 
 def infos(registry: Registry) -> list[HandlerInfo]:
     """The handlers as the daemon lists them."""
-    return [
-        HandlerInfo(
-            name=entry.name,
-            version=entry.version,
-            origin=entry.distribution,
-            data_sources=entry.data_sources,
-            tools=entry.tools,
-            instance_schema=entry.instance_schema,
-            error=entry.error,
-        )
-        for entry in registry.entries()
-    ]
+    return [entry.info() for entry in registry.entries()]
 
 
 def open_registry(target: str) -> tuple[Registry, str]:

@@ -5,10 +5,7 @@ from __future__ import annotations
 import re
 from typing import NewType
 
-JobId = NewType("JobId", str)
 SandboxId = NewType("SandboxId", str)
-BackendId = NewType("BackendId", str)
-Tenant = NewType("Tenant", str)
 
 # What a client may choose: readable in a log line, safe in a URL path and a file name.
 CLIENT_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")

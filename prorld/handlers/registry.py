@@ -22,6 +22,7 @@ from prorld.domain.job import AgentLimits
 from prorld.errors import BadRequest, HandlerError, Impossible, ProrldError, chain
 from prorld.handlers.base import AgentHandler
 from prorld.kit.containment import contained
+from prorld.wire.ops import HandlerInfo
 
 __all__ = ["GROUP", "HandlerEntry", "Registry", "accept", "decode_instance", "discover", "enabled_plugins"]
 
@@ -52,6 +53,18 @@ class HandlerEntry(msgspec.Struct, frozen=True, kw_only=True):
     instance_schema: dict[str, Any] | None = None
     config_schema: dict[str, Any] | None = None
     error: str | None = None
+
+    def info(self) -> HandlerInfo:
+        """The row."""
+        return HandlerInfo(
+            name=self.name,
+            version=self.version,
+            origin=self.distribution,
+            data_sources=self.data_sources,
+            tools=self.tools,
+            instance_schema=self.instance_schema,
+            error=self.error,
+        )
 
 
 def enabled_plugins(environment: Mapping[str, str]) -> list[str] | None:

@@ -21,7 +21,7 @@ from prorld.metrics import Metrics
 from prorld.ops.health import Health
 from prorld.rollout.supervisor import Supervisor
 from prorld.sandbox.contract import SandboxRuntime
-from prorld.wire.ops import HandlerInfo, HandlerList, LoopLagStatus, Ready, SandboxList, SandboxRow, Status
+from prorld.wire.ops import HandlerList, LoopLagStatus, Ready, SandboxList, SandboxRow, Status
 
 __all__ = ["Views"]
 
@@ -43,20 +43,7 @@ class Views:
 
     def handlers(self) -> HandlerList:
         """``GET /v1/handlers``."""
-        return HandlerList(
-            items=[
-                HandlerInfo(
-                    name=entry.name,
-                    version=entry.version,
-                    origin=entry.distribution,
-                    data_sources=entry.data_sources,
-                    tools=entry.tools,
-                    instance_schema=entry.instance_schema,
-                    error=entry.error,
-                )
-                for entry in self.registry.entries()
-            ]
-        )
+        return HandlerList(items=[entry.info() for entry in self.registry.entries()])
 
     def sandboxes(self) -> SandboxList:
         """``GET /v1/sandboxes``."""
