@@ -212,6 +212,8 @@ class _Child:
         """End it, and the grade that it may be at."""
         with shielded(TERM_S + KILL_SECONDS_MAX, f"ending {self._group.name}"):
             await self._group.end(TERM_S)
+            # A grade has a group of its own and dies with this child, a moment after it.
+            await self._group.session_emptied()
 
     async def _send(self, body: bytes) -> None:
         try:

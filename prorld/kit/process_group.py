@@ -32,6 +32,8 @@ Stdio = Literal["null", "pipe", "inherit"] | int
 
 _RECEIVE_BYTES = 1 << 16
 _WATCH_SECONDS = 0.05
+# Where a process's group and session stand behind its name in its stat file.
+_GROUP, _SESSION = 2, 3
 _GONE_PAUSES_SECONDS = (0.001, 0.002, 0.004)
 
 
@@ -126,8 +128,16 @@ class ProcessGroup:
             except PermissionError:
                 pass
             await trio.sleep(pause)
-        while await trio.to_thread.run_sync(_has_living_member, self.pid):  # noqa: ASYNC110
+        while await trio.to_thread.run_sync(_has_living_member, self.pid, _GROUP):  # noqa: ASYNC110
             await trio.sleep(_WATCH_SECONDS)
+
+    async def session_emptied(self) -> None:
+        """Wait until nothing of the group's session lives; the caller bounds the wait.
+
+        For a program whose children have groups of their own and die with it.
+        """
+        while await trio.to_thread.run_sync(_has_living_member, self.pid, _SESSION):  # noqa: ASYNC110
+            await trio.sleep(_GONE_PAUSES_SECONDS[0])
 
     def _has_exited(self) -> bool:
         if self.exit_code is None:
@@ -232,15 +242,15 @@ async def _discard(stream: FdStream) -> None:
             pass
 
 
-def _has_living_member(group: int) -> bool:
-    return any(map(partial(_lives_in, group), Path("/proc").glob("[0-9]*/stat")))
+def _has_living_member(number: int, field: int) -> bool:
+    return any(map(partial(_lives_in, number, field), Path("/proc").glob("[0-9]*/stat")))
 
 
-def _lives_in(group: int, stat: Path) -> bool:
+def _lives_in(number: int, field: int, stat: Path) -> bool:
     try:
         content = stat.read_bytes()
     except OSError:
         return False
-    # The name in parentheses may hold anything; after it come the state, the parent and the group.
-    state, _parent, its_group = content.rpartition(b")")[2].split()[:3]
-    return int(its_group) == group and state not in {b"Z", b"X"}
+    # The name in parentheses may hold anything; after it come the state, the parent, the group and the session.
+    fields = content.rpartition(b")")[2].split()[:4]
+    return int(fields[field]) == number and fields[0] not in {b"Z", b"X"}
