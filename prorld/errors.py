@@ -208,6 +208,13 @@ class MalformedReply(BackendError):
     retryable = True
 
 
+class Unsupported(BackendError):
+    """This kind of engine can't do that, or was started without it."""
+
+    code = "engine_cannot"
+    retryable = False
+
+
 class NoBackend(BackendError):
     """The policy has no engine that could take the call."""
 

@@ -19,7 +19,7 @@ class CallParams(msgspec.Struct, frozen=True, kw_only=True):
     top_k: int = -1
     min_p: float = 0.0
     penalties: dict[str, float] = {}
-    logprobs_mode: Literal["raw", "processed"] = "raw"
+    logprobs_mode: Literal["raw", "processed", "none"] = "raw"
     seed: int | None = None
     ignored: list[str] = []
 

@@ -6,6 +6,8 @@ Every client of an engine obeys the same rules, and one contract suite (``prorld
 * What an engine can't take is left out of the request and named in ``Generation.ignored``.
 * Cancelling the caller's scope closes the socket; that is the abort every engine understands.
 * ``EngineBusy`` means wait; ``ContextOverflow`` means the prompt is too long; any other ``BackendError`` is a strike.
+* An engine that takes no token ids is asked with the request's ``view`` and its replies say ``exact: false``.
+* What only some engines can (pause, load weights, score) raises ``Unsupported`` where the probe did not promise it.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from prorld.domain.calls import FinishReason
 from prorld.domain.job import Sampling
 from prorld.domain.messages import Message, ToolCall, ToolSchema
 from prorld.domain.outcome import StopReason
+from prorld.domain.versions import PolicyVersion
 
 __all__ = [
     "Backend",
@@ -29,17 +32,29 @@ __all__ = [
     "EngineLoad",
     "Generation",
     "GenerationRequest",
+    "LogprobsMode",
     "Model",
+    "PauseMode",
+    "TextView",
     "Turn",
+    "WeightRef",
 ]
 
 BackendKind = Literal["vllm", "sglang", "llamacpp", "openai", "prorl"]
+
+# ``none``: the engine gives no log-probabilities that belong to the tokens; they are then 0.0 and no evidence.
+LogprobsMode = Literal["raw", "processed", "none"]
+
+# ``abort`` ends running calls and keeps their tokens, ``wait`` lets them end, ``keep`` freezes them in the engine.
+PauseMode = Literal["abort", "wait", "keep"]
 
 
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     """What a probe found out about an engine.
 
     ``model_path`` is where the engine says its model lies; it counts only where this machine has it there, too.
+    ``control``: it can be paused and told and asked its version. ``reload``, ``lora``: how it loads weights itself.
+    ``scores``: it can say the log-probabilities of given tokens. ``exact``: it takes and gives token ids.
     """
 
     model: str
@@ -47,11 +62,45 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     native_generate: bool = False
     version_spans: bool = False
     control: bool = False
+    reload: bool = False
+    lora: bool = False
+    scores: bool = False
+    exact: bool = True
     takes_seed: bool = True
-    logprobs_mode: Literal["raw", "processed"] = "raw"
-    version: int | None = None
+    logprobs_mode: LogprobsMode = "raw"
+    weights: PolicyVersion | None = None
     model_path: str | None = None
     details: dict[str, Any] = {}
+
+    @property
+    def version(self) -> int | None:
+        """The version of the weights; ``None`` where the engine does not say."""
+        return None if self.weights is None else self.weights.version
+
+
+class WeightRef(msgspec.Struct, frozen=True, kw_only=True):
+    """Weights that an engine loads itself. An adapter is served under ``name`` beside the model it was made for."""
+
+    how: Literal["reload", "lora"]
+    path: str
+    version: PolicyVersion
+    name: str | None = None
+
+
+class TextView(Protocol):
+    """A prompt as text, for engines that take no ids. Nothing is made before it is asked for."""
+
+    def prompt(self) -> str:
+        """The whole prompt with its control tokens written out."""
+        ...
+
+    def messages(self) -> list[dict[str, Any]]:
+        """The conversation as chat engines take it: roles and plain text, tools and their calls written as text."""
+        ...
+
+    def encode(self, text: str) -> list[int]:
+        """Ids for what the engine said; not those that it sampled."""
+        ...
 
 
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,6 +115,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     seed: int | None = None
     salt: str | None = None
     priority: int = 0
+    adapter: str | None = None
+    view: TextView | None = None
 
 
 class Generation(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,7 +127,8 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     finish: FinishReason
     versions: tuple[VersionSpan, ...]
     versions_exact: bool
-    logprobs_mode: Literal["raw", "processed"] = "raw"
+    exact: bool = True
+    logprobs_mode: LogprobsMode = "raw"
     stop_reason: int | str | None = None
     cached_tokens: int | None = None
     engine_request_id: str | None = None
@@ -123,6 +175,40 @@ class Backend(Protocol):
 
     async def aclose(self) -> None:
         """Close pooled sockets."""
+        ...
+
+    # --- what only some can: the probe says which, and the others raise ``Unsupported`` ---
+
+    async def score(self, token_ids: array[int], start: int) -> array[float]:
+        """The raw log-probability of every token from ``start`` on (at least 1), each given all tokens before it."""
+        ...
+
+    async def pause(self, mode: PauseMode) -> None:
+        """Start nothing new, and do with what runs as ``mode`` says; returns when that is done."""
+        ...
+
+    async def resume(self) -> None:
+        """Start again; fine for an engine that is not paused."""
+        ...
+
+    async def load_weights(self, ref: WeightRef) -> None:
+        """Load weights, in place or as an adapter."""
+        ...
+
+    async def unload_adapter(self, name: str) -> None:
+        """Forget an adapter; fine for one that is not there."""
+        ...
+
+    async def clear_cache(self) -> None:
+        """Forget every prefix that was computed."""
+        ...
+
+    async def set_version(self, version: PolicyVersion) -> None:
+        """Tell the engine what its weights are called from now on."""
+        ...
+
+    async def read_version(self) -> PolicyVersion | None:
+        """What the engine calls its weights now; ``None`` for a name that is not one of ours."""
         ...
 
 

@@ -38,6 +38,7 @@ from prorld.inference.llamacpp_wire import (
     processed_logprob,
 )
 from prorld.inference.prometheus_text import metric_values
+from prorld.inference.uncontrolled import Uncontrolled
 from prorld.kit.http_client import ClientStatistics
 
 __all__ = ["LlamaCppBackend"]
@@ -113,7 +114,7 @@ class _Call:
             self.finish = "length"
 
 
-class LlamaCppBackend:
+class LlamaCppBackend(Uncontrolled):
     """One llama.cpp server. ``model`` is a name to check against, where more than one server could be meant."""
 
     def __init__(
@@ -126,6 +127,7 @@ class LlamaCppBackend:
     ) -> None:
         if step_tokens_max < 1:
             raise ValueError("step_tokens_max must be at least 1")
+        super().__init__()
         self._http = EngineHttp(url, connections_max=connections_max, response_bytes_max=RESPONSE_BYTES_MAX)
         self._model = model
         self._step_tokens_max = step_tokens_max
@@ -158,7 +160,7 @@ class LlamaCppBackend:
             model=card.id.rpartition("/")[2],
             max_context_tokens=card.meta.n_ctx,
             version_spans=True,
-            version=0,
+            weights=self._told,
             model_path=card.id,
             details={"vocabulary": card.meta.n_vocab},
         )
@@ -183,7 +185,7 @@ class LlamaCppBackend:
         if room < 1:
             raise ContextOverflow(f"{len(prompt)} prompt tokens, the context of {self.url} holds {facts.context}")
         call = _Call(request, min(request.max_tokens, room))
-        started = trio.current_time()
+        started, told = trio.current_time(), self._told
         while call.finish is None:
             await self._step(call, facts)
         sampled = len(call.ids)
@@ -191,8 +193,8 @@ class LlamaCppBackend:
             token_ids=call.ids,
             logprobs=call.logprobs,
             finish=call.finish,
-            versions=(VersionSpan(start=0, end=sampled, version=0),),
-            versions_exact=True,
+            versions=(VersionSpan(start=0, end=sampled, epoch=told.epoch, version=told.version),),
+            versions_exact=told == self._told,
             logprobs_mode=_mode(request),
             stop_reason=call.stop_reason,
             cached_tokens=call.cached,

@@ -75,6 +75,8 @@ class ModelSession:
         """``on_turn`` is told the number and the content of every turn in which the policy spoke; it must not block."""
         self._spec = spec
         self._attempt = attempt
+        # Job ids are unique per tenant only, and engines serve all tenants.
+        self._name = f"{spec.tenant}/{spec.job_id}-{attempt}"
         self._renderer = renderer
         self._lease = lease
         self._lane = lane
@@ -272,8 +274,8 @@ class ModelSession:
             max_tokens=limit,
             sampling=spec.sampling,
             stop_token_ids=self._renderer.stop_token_ids,
-            request_id=f"{spec.job_id}-{self._attempt}-{self._requests}",
-            session=f"{spec.job_id}-{self._attempt}",
+            request_id=f"{self._name}-{self._requests}",
+            session=self._name,
             seed=effective_seed(spec, self._attempt, len(self._calls)),
             priority=spec.priority,
         )

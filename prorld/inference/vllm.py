@@ -12,6 +12,7 @@ from typing import Any, Literal
 import trio
 
 from prorld.domain.branch import VersionSpan
+from prorld.domain.versions import PolicyVersion, parse_label
 from prorld.errors import BackendError, ContextOverflow
 from prorld.inference.checks import (
     checked_finish,
@@ -23,7 +24,7 @@ from prorld.inference.checks import (
 from prorld.inference.contract import BackendKind, Capabilities, EngineLoad, Generation, GenerationRequest
 from prorld.inference.engine_http import EngineHttp, raise_for_status
 from prorld.inference.prometheus_text import metric_values
-from prorld.inference.versions import PolicyVersion, parse_label
+from prorld.inference.uncontrolled import Uncontrolled
 from prorld.inference.vllm_wire import (
     COMPLETION,
     GENERATE,
@@ -57,7 +58,7 @@ _WAITING = "vllm:num_requests_waiting"
 _KV_USAGE = "vllm:kv_cache_usage_perc"
 
 
-class VllmBackend:
+class VllmBackend(Uncontrolled):
     """One vLLM server. ``logprobs_mode`` is what the server was started with; it can't be asked."""
 
     def __init__(
@@ -69,6 +70,7 @@ class VllmBackend:
         takes_seed: bool | None = None,
         connections_max: int = CONNECTIONS_MAX,
     ) -> None:
+        super().__init__()
         self._http = EngineHttp(url, connections_max=connections_max, response_bytes_max=RESPONSE_BYTES_MAX)
         self._model = model
         self._logprobs_mode: Literal["raw", "processed"] = logprobs_mode
@@ -108,7 +110,7 @@ class VllmBackend:
             control=control,
             takes_seed=await self._is_safe_to_seed(build) if self._takes_seed is None else self._takes_seed,
             logprobs_mode=self._logprobs_mode,
-            version=None if version is None else version.version,
+            weights=version,
             model_path=card.root,
             details={"build": build, "weights": self._label},
         )

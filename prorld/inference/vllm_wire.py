@@ -9,8 +9,8 @@ from typing import TypeVar
 import msgspec
 
 from prorld.domain.branch import VersionSpan
+from prorld.domain.versions import parse_label
 from prorld.errors import MalformedReply
-from prorld.inference.versions import parse_label
 
 __all__ = [
     "COMPLETION",

@@ -11,15 +11,25 @@ from array import array
 import trio
 
 from prorld.domain.branch import VersionSpan
+from prorld.domain.versions import PolicyVersion, parse_label
 from prorld.errors import BackendError, ContextOverflow, EngineBusy, MalformedReply
 from prorld.inference.checks import checked_finish, checked_logprobs, checked_sampled, checked_spans
-from prorld.inference.contract import BackendKind, Capabilities, EngineLoad, Generation, GenerationRequest
-from prorld.inference.versions import parse_label
+from prorld.inference.contract import (
+    BackendKind,
+    Capabilities,
+    EngineLoad,
+    Generation,
+    GenerationRequest,
+    PauseMode,
+    WeightRef,
+)
 from prorld.testing.scripted_engine.engine import Call, Paused, Refused, Sampled, ScriptedEngine
 from prorld.testing.scripted_engine.faults import FaultPlan
 from prorld.testing.scripted_engine.script import Fault, Script, scripted_logprob
 
 __all__ = ["FakeBackend"]
+
+_POLL_SECONDS = 0.01
 
 _MALFORMED = frozenset(
     {"truncated", "garbage", "lengths", "other_ids", "nan", "sentinel", "prompt_ids", "spans", "too_many"}
@@ -35,6 +45,7 @@ class FakeBackend:
         self.faults = FaultPlan(self.script.faults)
         self.live: set[str] = set()
         self.requests: list[GenerationRequest] = []
+        self.loaded: list[WeightRef] = []
         self.is_dead = False
         self.is_closed = False
         self._url = url
@@ -71,7 +82,9 @@ class FakeBackend:
             native_generate=True,
             version_spans=True,
             control=True,
-            version=None if version is None else version.version,
+            reload=True,
+            lora=True,
+            weights=version,
         )
 
     async def generate(self, request: GenerationRequest) -> Generation:
@@ -146,6 +159,49 @@ class FakeBackend:
         """Calls in the engine."""
         await self._answer_or_refuse()
         return EngineLoad(running=self.engine.running, waiting=self.engine.waiting, kv_usage=0.0)
+
+    async def score(self, token_ids: array[int], start: int) -> array[float]:
+        """What sampling these very tokens would have said."""
+        await self._answer_or_refuse()
+        return array("f", [scripted_logprob(token_ids[at], at) for at in range(start, len(token_ids))])
+
+    async def pause(self, mode: PauseMode) -> None:
+        """As vLLM does."""
+        await self._answer_or_refuse()
+        self.engine.pause(mode, clear_cache=False)
+        while mode != "keep" and self.engine.running:  # noqa: ASYNC110 - as a real one, it tells when asked
+            await trio.sleep(_POLL_SECONDS)
+
+    async def resume(self) -> None:
+        """Take calls again."""
+        await self._answer_or_refuse()
+        self.engine.resume()
+
+    async def load_weights(self, ref: WeightRef) -> None:
+        """Take the time that it takes, and remember what came."""
+        await self._answer_or_refuse()
+        await trio.sleep(self.script.latency.reload_s)
+        self.loaded.append(ref)
+
+    async def unload_adapter(self, name: str) -> None:
+        """Forget an adapter."""
+        await self._answer_or_refuse()
+        self.loaded = [ref for ref in self.loaded if ref.name != name]
+
+    async def clear_cache(self) -> None:
+        """Forget all prefixes."""
+        await self._answer_or_refuse()
+        self.engine.cache.clear()
+
+    async def set_version(self, version: PolicyVersion) -> None:
+        """Another label from the next token on."""
+        await self._answer_or_refuse()
+        self.engine.set_label(version.label)
+
+    async def read_version(self) -> PolicyVersion | None:
+        """The label."""
+        await self._answer_or_refuse()
+        return parse_label(self.engine.label)
 
     async def aclose(self) -> None:
         """Remember that it was closed."""

@@ -14,10 +14,10 @@ import trio
 
 from prorld.domain.branch import VersionSpan
 from prorld.domain.job import Sampling
+from prorld.domain.versions import PolicyVersion
 from prorld.errors import BackendError, ContextOverflow, EngineBusy
 from prorld.inference.contract import Generation, GenerationRequest
 from prorld.inference.prometheus_text import metric_values
-from prorld.inference.versions import PolicyVersion
 from prorld.inference.vllm import VllmBackend
 from prorld.inference.vllm_wire import may_be_cpu_build
 from prorld.testing.scripted_engine.http11 import Reply, Request

@@ -18,6 +18,7 @@ import trio
 
 from prorld.domain.job import AgentLimits, JobSpec, Sampling
 from prorld.domain.messages import Message, system, user
+from prorld.domain.versions import PolicyVersion
 from prorld.inference.contract import Generation, GenerationRequest
 from prorld.inference.embedded import EmbeddedEngine, run_embedded_engine
 from prorld.inference.llamacpp import LlamaCppBackend
@@ -25,7 +26,6 @@ from prorld.inference.models import PooledModels
 from prorld.inference.policies import Policies, PolicySource
 from prorld.inference.pool import BackendPool
 from prorld.inference.prometheus_text import metric_values
-from prorld.inference.versions import PolicyVersion
 from prorld.inference.vllm import VllmBackend
 from prorld.kit.http_client import HttpClient
 from prorld.kit.lanes import Lane

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prorld.inference.versions import PolicyVersion, parse_label
+from prorld.domain.versions import PolicyVersion, parse_label
 
 
 @given(st.integers(0, 10**9 - 1), st.integers(0, 10**18 - 1))
