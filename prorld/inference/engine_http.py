@@ -89,10 +89,17 @@ class EngineHttp:
             raise BackendError(f"{method} {path} of {self.url} failed") from exc
 
     async def call(
-        self, method: str, path: str, decoder: msgspec.json.Decoder[T], payload: Any = None, headers: Headers = ()
+        self,
+        method: str,
+        path: str,
+        decoder: msgspec.json.Decoder[T],
+        payload: Any = None,
+        headers: Headers = (),
+        *,
+        control: bool = False,
     ) -> T:
         """A request whose answer must be a success of this type."""
-        response = await self.send(method, path, payload, headers)
+        response = await self.send(method, path, payload, headers, control=control)
         what = f"{method} {path} of {self.url}"
         raise_for_status(response, what)
         try:
