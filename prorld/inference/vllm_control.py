@@ -7,8 +7,6 @@ The routes are open only where the server was started with them (``VLLM_SERVER_D
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import trio
@@ -17,20 +15,16 @@ from prorld.domain.versions import PolicyVersion, parse_label
 from prorld.errors import BackendError, ContextOverflow, MalformedReply, Unsupported
 from prorld.inference.checks import checked_logprobs, checked_prompt
 from prorld.inference.contract import Capabilities, PauseMode, WeightRef
-from prorld.inference.engine_http import EngineHttp, raise_for_status
+from prorld.inference.engine_http import CLOSED, EngineHttp, raise_for_status, within
 from prorld.inference.uncontrolled import Uncontrolled
 from prorld.inference.vllm_wire import ACKNOWLEDGED, MODELS, SCORED, WEIGHT_INFO, PromptLogprobs
-from prorld.kit.http_client import Response
 
-__all__ = ["COMPLETIONS_PATH", "VllmControl", "within"]
+__all__ = ["COMPLETIONS_PATH", "VllmControl"]
 
 COMPLETIONS_PATH = "/v1/completions"
 LOAD_ADAPTER_PATH = "/v1/load_lora_adapter"
 UNLOAD_ADAPTER_PATH = "/v1/unload_lora_adapter"
 RPC_PATH = "/collective_rpc"
-
-# Statuses of a route that the server's flags keep closed.
-CLOSED = frozenset({403, 404, 405})
 
 # What only flips a switch in the engine.
 CONTROL_SECONDS_MAX = 60.0
@@ -42,15 +36,6 @@ LOAD_SECONDS_MAX = 3600.0
 # The cache can't be cleared while blocks are on their way to or from another place.
 CLEAR_TRIES_MAX = 10
 CLEAR_PAUSE_S = 0.2
-
-
-@contextmanager
-def within(seconds: float, what: str) -> Iterator[None]:
-    """A deadline whose passing is the engine's failure."""
-    with trio.move_on_after(seconds) as scope:
-        yield
-    if scope.cancelled_caught:
-        raise BackendError(f"{what} was not done within {seconds:g} s")
 
 
 class VllmControl(Uncontrolled):
@@ -97,14 +82,6 @@ class VllmControl(Uncontrolled):
             raise AssertionError("control before probe")
         return self._found
 
-    async def _do(self, path: str, payload: dict[str, Any] | None, seconds: float) -> Response:
-        what = f"POST {path} of {self.url}"
-        with within(seconds, what):
-            response = await self._http.send("POST", path, payload, control=True)
-            raise_for_status(response, what)
-            return response
-        raise AssertionError("a deadline that passed has raised")
-
     # --- pausing ------------------------------------------------------------------------------------------------------
 
     async def pause(self, mode: PauseMode) -> None:
@@ -112,14 +89,14 @@ class VllmControl(Uncontrolled):
         if not self._can().control:
             await super().pause(mode)
             return
-        await self._do(f"/pause?mode={mode}&clear_cache=false", None, PAUSE_SECONDS_MAX)
+        await self._http.command(f"/pause?mode={mode}&clear_cache=false", None, PAUSE_SECONDS_MAX)
 
     async def resume(self) -> None:
         """Start again."""
         if not self._can().control:
             await super().resume()
             return
-        await self._do("/resume", None, CONTROL_SECONDS_MAX)
+        await self._http.command("/resume", None, CONTROL_SECONDS_MAX)
 
     async def clear_cache(self) -> None:
         """Forget every prefix, those of frozen calls, too: they are computed anew when they go on."""
@@ -147,7 +124,7 @@ class VllmControl(Uncontrolled):
         if not self._can().reload:
             raise Unsupported(f"{self.url} does not open {RPC_PATH}; start it with VLLM_SERVER_DEV_MODE=1")
         payload = {"method": "reload_weights", "kwargs": {"weights_path": ref.path}}
-        await self._do(RPC_PATH, payload, LOAD_SECONDS_MAX)
+        await self._http.command(RPC_PATH, payload, LOAD_SECONDS_MAX)
 
     async def _load_adapter(self, name: str, path: str) -> None:
         if not self._can().lora:
@@ -155,13 +132,13 @@ class VllmControl(Uncontrolled):
             raise Unsupported(f"{self.url} takes no adapters; start it with {flags}")
         wish = {"lora_name": name, "lora_path": path}
         try:
-            await self._do(LOAD_ADAPTER_PATH, wish, LOAD_SECONDS_MAX)
+            await self._http.command(LOAD_ADAPTER_PATH, wish, LOAD_SECONDS_MAX)
         except BackendError as exc:
             if exc.status != 400 or "already been loaded" not in exc.message:
                 raise
             # Of an earlier life of the one who loads: the name may stand for other weights.
             await self.unload_adapter(name)
-            await self._do(LOAD_ADAPTER_PATH, wish, LOAD_SECONDS_MAX)
+            await self._http.command(LOAD_ADAPTER_PATH, wish, LOAD_SECONDS_MAX)
         served = (await self._http.call("GET", "/v1/models", MODELS)).data
         if all(card.id != name for card in served):
             raise BackendError(f"{self.url} took the adapter {name} and does not serve it")
@@ -180,7 +157,7 @@ class VllmControl(Uncontrolled):
     async def set_version(self, version: PolicyVersion) -> None:
         """Tell the engine; one without control routes is only remembered to have it."""
         if self._can().control:
-            await self._do("/update_weight_version", {"new_version": version.label}, CONTROL_SECONDS_MAX)
+            await self._http.command("/update_weight_version", {"new_version": version.label}, CONTROL_SECONDS_MAX)
         else:
             await super().set_version(version)
         self._label = version.label
