@@ -26,10 +26,7 @@ from prorld.kit.lanes import Lane
 from prorld.metrics import Metrics
 from prorld.wire.ops import AddBackend, BackendKindName
 
-FACTORIES: dict[str, Callable[[AddBackend], Backend]] = {
-    "vllm": lambda request: VllmBackend(request.url),
-    "llamacpp": lambda request: LlamaCppBackend(request.url),
-}
+CLIENTS: dict[str, Callable[[str], Backend]] = {"vllm": VllmBackend, "llamacpp": LlamaCppBackend}
 
 
 class Rollouts:
@@ -70,10 +67,13 @@ def job_spec(name: str, *, turns: int, max_tokens: int, group_id: str | None = N
 
 
 @asynccontextmanager
-async def rollouts(kind: BackendKindName, *urls: str, tokenizer: Path) -> AsyncIterator[Rollouts]:
-    """A pool of these engines."""
+async def rollouts(
+    kind: BackendKindName, *urls: str, tokenizer: Path, client: Callable[[str], Backend] | None = None
+) -> AsyncIterator[Rollouts]:
+    """A pool of these engines; ``client`` makes another client than the usual one for their addresses."""
     lane = Lane("tokens", 1)
-    pool = BackendPool(FACTORIES, Metrics())
+    make = client or CLIENTS[kind]
+    pool = BackendPool({kind: lambda request: make(request.url)}, Metrics())
     models = PooledModels(pool, Policies({"default": PolicySource(tokenizer=str(tokenizer))}, lane), lane)
     async with trio.open_nursery() as nursery:
         await nursery.start(pool.run)
