@@ -34,9 +34,9 @@ AT_ONCE = 2
 MAX_TOKENS = 16
 BLOCK = 32
 GROUP = 8
-# About 2,000 tokens to begin with and 100 for each answer of the environment.
-OPENING_WORDS = 1400
-ANSWER_WORDS = 70
+# About as many tokens: a long task to begin with, and short answers of the environment.
+OPENING_WORDS = 2600
+ANSWER_WORDS = 80
 
 CACHED_SHARE_MIN = 0.85
 FASTER_MIN = 1.4
