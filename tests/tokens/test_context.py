@@ -77,7 +77,7 @@ def test_a_refused_bridge_forks_and_keeps_both() -> None:
     sampled = speak(context, "<think>hm</think>well<|im_end|>")
     observe(context, user("next"))
     parent, child = context.branches
-    assert (child.parent, child.reason, child.index) == (0, "renderer_refused", 1)
+    assert (child.parent, child.reason, child.index) == (0, "think_strip", 1)
     assert child.fork_at is not None
     assert child.ids[: child.fork_at] == parent.ids[: child.fork_at]
     assert child.ids[child.fork_at] != parent.ids[child.fork_at]

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prorld.domain.branch import Branch, Segment, VersionSpan
+from prorld.domain.branch import Branch, ForkReason, Segment, VersionSpan
 from prorld.domain.calls import CallRecord, FinishReason
 from prorld.tokens.verify import VIOLATIONS_MAX, verify
 
@@ -21,6 +21,7 @@ class Doc(msgspec.Struct, kw_only=True):
     index: int
     parent: int | None
     fork_at: int | None
+    reason: ForkReason | None
     ids: list[int]
     mask: list[int]
     logprobs: list[float]
@@ -85,6 +86,7 @@ def tell(plan: list[tuple[list[tuple[int, int]], int, bool]]) -> Story:
             index=b.index,
             parent=b.parent,
             fork_at=b.fork_at,
+            reason=b.reason,
             ids=b.ids.tolist(),
             mask=list(b.mask),
             logprobs=b.logprobs.tolist(),
