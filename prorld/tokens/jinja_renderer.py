@@ -23,6 +23,7 @@ from prorld.tokens.junction import DUMMY, Junction, find_junction, probe_call
 from prorld.tokens.parsers import CALL_OPEN, THINK_CLOSE, THINK_OPEN
 from prorld.tokens.standins import MARK, Holder, Part, as_is, fill, template_messages
 from prorld.tokens.template import ChatTemplate
+from prorld.tokens.template_values import all_text
 from prorld.tokens.tokenizer import HfTokenizer
 
 __all__ = ["JinjaRenderer"]
@@ -152,7 +153,7 @@ class JinjaRenderer:
         return schemas
 
     def _refuse_control(self, value: object, what: str) -> None:
-        match = self._control.search(_all_text(value)) if self._control else None
+        match = self._control.search(all_text(value)) if self._control else None
         if match is not None:
             raise RendererError(f"{what} spells the control token {match[0]!r}")
 
@@ -276,19 +277,3 @@ class _Runs:
 def _any_of(tokens: Iterable[str]) -> re.Pattern[str] | None:
     longest_first = sorted((token for token in tokens if token), key=len, reverse=True)
     return re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
-
-
-def _all_text(value: object) -> str:
-    """Every text in a value, on lines of their own."""
-    texts: list[str] = []
-    stack: list[Any] = [value]
-    while stack:
-        node = stack.pop()
-        if isinstance(node, str):
-            texts.append(node)
-        elif isinstance(node, Mapping):
-            stack.extend(node.keys())
-            stack.extend(node.values())
-        elif isinstance(node, list | tuple):
-            stack.extend(node)
-    return "\n".join(texts)
