@@ -68,6 +68,7 @@ EVENTS: Mapping[str, str] = {
     "message.defused": "texts of messages spelled control tokens; they were sent as plain text, at debug",
     "plugin.broken": "a client of engines or a runtime of sandboxes could not be loaded; it is left out",
     "reevaluation.crashed": "a bug of ours while a stored rollout was scored again; its record has an outcome",
+    "renderer.absent": "the extra prorld[renderers] is not installed; the chat template is asked instead",
     "renderer.chosen": "how the messages of a policy become tokens",
     "request.answered": "one line per request, at debug",
     "request.crashed": "a request met a bug of ours; it was answered 500",

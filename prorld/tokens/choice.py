@@ -28,6 +28,12 @@ log: FilteringBoundLogger = structlog.get_logger()
 
 CHOICES = ("auto", "jinja", *FAMILIES)
 
+# Every family has one of these; a tokenizer without any is not worth the import of the package.
+_SIGNS = frozenset((
+    "<think>", "<tool_response>", "<assistant>", "<|start_header_id|>", "<|observation|>", "<|im_middle|>",
+    "]~b]", "<\uff5cAssistant\uff5c>", "<\uff5chy_Assistant:opensource\uff5c>",
+))  # fmt: skip
+
 _TOOLS = (
     ToolSchema(
         name="look_up",
@@ -48,7 +54,7 @@ def make_renderer(
         if not is_installed():
             raise RendererError(f"the renderer {choice} needs the extra prorld[renderers]", code="no_renderers")
         return _told(FamilyRenderer(tokenizer, choice, chat_template_kwargs=kwargs))
-    family = _family_of(tokenizer, kwargs) if choice == "auto" and is_installed() else None
+    family = _family_of(tokenizer, kwargs) if choice == "auto" else None
     return _told(family or JinjaRenderer(tokenizer, chat_template_kwargs=kwargs))
 
 
@@ -59,7 +65,10 @@ def _told(renderer: Renderer) -> Renderer:
 
 def _family_of(tokenizer: HfTokenizer, kwargs: Mapping[str, Any]) -> FamilyRenderer | None:
     """The family that writes as the template does and tells the policy of its tools."""
-    if tokenizer.chat_template is None:
+    if tokenizer.chat_template is None or _SIGNS.isdisjoint(tokenizer.control_tokens):
+        return None
+    if not is_installed():
+        log.info("renderer.absent", tokenizer=tokenizer.name)
         return None
     for family in FAMILIES:
         try:
