@@ -19,7 +19,7 @@ from prorld.domain.messages import Message, ToolSchema
 from prorld.errors import RendererError
 from prorld.tokens.contract import ParsedTurn, RenderedMessage
 from prorld.tokens.dialect import HermesDialect, ToolDialect
-from prorld.tokens.junction import DUMMY, Junction, find_junction, probe_call
+from prorld.tokens.junction import DUMMY, DUMMY_TOOL, Junction, find_junction, probe_call
 from prorld.tokens.parsers import CALL_OPEN, THINK_CLOSE, THINK_OPEN
 from prorld.tokens.standins import MARK, Holder, Part, as_is, fill, template_messages
 from prorld.tokens.template import ChatTemplate
@@ -138,10 +138,11 @@ class JinjaRenderer:
         return fill(standins, texts, holder.held)
 
     def _junction(self, held: list[dict[str, Any]], schemas: list[dict[str, Any]]) -> Junction:
-        key = hashlib.sha256(msgspec.json.encode((held, schemas))).digest()
+        key = hashlib.sha256(msgspec.json.encode((held, bool(schemas)))).digest()
         found = self._junctions.get(key)
         if found is None:
-            found = find_junction(held, self._close, partial(self._text, tools=schemas))
+            tools = [DUMMY_TOOL] if schemas else []
+            found = find_junction(held, self._close, partial(self._text, tools=tools))
             if len(self._junctions) >= JUNCTIONS_MAX:
                 self._junctions.clear()
             self._junctions[key] = found

@@ -174,7 +174,7 @@ def _json_at(text: str, start: int, *, whole: bool = False) -> tuple[Any, int] |
 
 
 def _is_plain(value: object) -> bool:
-    """Whether it can go on as JSON: not too deep, and no text that can't be encoded."""
+    """Whether it can go on as JSON: not too deep, no text that can't be encoded, no number that is none."""
     stack: list[tuple[object, int]] = [(value, 1)]
     while stack:
         node, depth = stack.pop()
@@ -182,6 +182,9 @@ def _is_plain(value: object) -> bool:
             return False
         if isinstance(node, str):
             if not _is_encodable(node):
+                return False
+        elif isinstance(node, float):
+            if not math.isfinite(node):
                 return False
         elif isinstance(node, dict):
             stack.extend((part, depth + 1) for pair in cast("dict[str, object]", node).items() for part in pair)
