@@ -201,8 +201,8 @@ class Lying:
 )
 def test_the_package_is_not_believed(change, why: str) -> None:
     """Every result is checked against what was sent and sampled, id for id."""
-    renderer = FamilyRenderer(byte_level(TOKENS["qwen3"].split()), "qwen3") if family("qwen3") else None
-    assert renderer is not None
+    tokenizer = family("qwen3").tokenizer
+    renderer = FamilyRenderer(tokenizer, "qwen3")
     start = ids(renderer.render(ASK, [BASH]))
     renderer._library = Lying(renderer, change)
     with pytest.raises(RendererError, match=why):
@@ -278,8 +278,7 @@ def test_a_malformed_call_is_an_action_with_a_status(text: str, statuses: list[s
 
 def test_a_turn_is_read_with_its_prompt() -> None:
     """Thoughts that the prompt opened are thoughts; a turn that was cut is not complete."""
-    renderer = FamilyRenderer(byte_level(TOKENS["qwen3.5"].split()), "qwen3.5") if family("qwen3.5") else None
-    assert renderer is not None
+    renderer = family("qwen3.5")
     prompt = ids(renderer.render(ASK, ()))
     assert renderer.tokenizer.decode(prompt).endswith("<think>\n")
     turn = renderer.parse(prompt, spoken(renderer, "hm</think>well", stop=False), ())
