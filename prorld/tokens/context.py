@@ -9,6 +9,7 @@ belong to a conversation of its own, so the one that asked it goes on growing af
 
 from __future__ import annotations
 
+import re
 from array import array
 from collections.abc import Sequence
 from typing import Literal, get_args
@@ -25,6 +26,8 @@ __all__ = ["OBSERVATION_CHARS_MAX", "BranchBook", "Plan", "TokenContext", "clip"
 
 # Per message. A tool cuts its own output to less; this holds for any handler.
 OBSERVATION_CHARS_MAX = 64 * 1024
+
+_THINK_MARKUP = re.compile(r"</?think>")
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -150,7 +153,7 @@ class TokenContext:
     def plan_fork(self, messages: Sequence[Message]) -> Plan:
         """A new branch from the conversation so far and what follows the turn. Pure, and slow for a long one."""
         said = self._observed(messages)
-        rendered = self._renderer.render([*self._transcript, *said], self._tools)
+        rendered = self._rendered_anew([*self._transcript, *said])
         reason: ForkReason = "think_strip" if self._loses_reasoning(rendered) else "renderer_refused"
         return Plan(kind="fork", rendered=rendered, messages=said, reason=reason)
 
@@ -238,6 +241,16 @@ class TokenContext:
         self._branch = self._book.open(_ids(plan), parent=self.current, reason=plan.reason)
         self._append_prompt(self._branch, plan, new=[message for message in plan.messages if message not in known])
 
+    def _rendered_anew(self, messages: list[Message]) -> list[RenderedMessage]:
+        """The whole conversation; a turn whose markup no template would write gives it up rather than the rollout."""
+        try:
+            return self._renderer.render(messages, self._tools)
+        except RendererError:
+            plain = [_without_markup(message) for message in messages]
+            if plain == messages:
+                raise
+            return self._renderer.render(plain, self._tools)
+
     def _loses_reasoning(self, rendered: Sequence[RenderedMessage]) -> bool:
         """Whether the branch holds thoughts that a fresh rendering leaves out."""
         thoughts = [message.reasoning for message in self._transcript if message.reasoning]
@@ -271,6 +284,14 @@ class TokenContext:
 
 def _ids(plan: Plan) -> list[int]:
     return [token for part in plan.rendered for token in part.ids]
+
+
+def _without_markup(message: Message) -> Message:
+    if message.role != "assistant":
+        return message
+    texts = (message.content, message.reasoning or "")
+    content, reasoning = ("".join(_THINK_MARKUP.split(text)).strip() for text in texts)
+    return msgspec.structs.replace(message, content=content, reasoning=reasoning or None)
 
 
 def clip(text: str, chars_max: int) -> str:

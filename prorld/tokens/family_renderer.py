@@ -19,7 +19,7 @@ import msgspec
 import structlog
 from structlog.typing import FilteringBoundLogger
 
-from prorld.domain.messages import CallStatus, Message, ToolCall, ToolSchema
+from prorld.domain.messages import CallStatus, Message, Role, ToolCall, ToolSchema
 from prorld.errors import RendererError, boundary
 from prorld.tokens.contract import ParsedTurn, RenderedMessage
 from prorld.tokens.guard import MARK, Guard, GuardedTokenizer
@@ -61,6 +61,9 @@ FAMILIES = (
     "qwen3.6",
     "qwen3.8",
 )
+
+# Orders of roles that are remembered; a rollout uses a handful.
+ORDERS_MAX = 256
 
 _STATUSES = {
     "ok": CallStatus.OK,
@@ -106,6 +109,7 @@ class FamilyRenderer:
         digest = hashlib.sha256(msgspec.json.encode((family, self._fields), enc_hook=str)).hexdigest()[:12]
         self._name = f"renderers/{package.__version__} family={family} settings={digest}"
         self._control_ids = frozenset(tokenizer.control_tokens.values())
+        self._orders: dict[tuple[Role, ...], bool] = {}
         self._shows_tools = self._tells_tools()
 
     @property
@@ -152,6 +156,7 @@ class FamilyRenderer:
         if any(message.role == "assistant" for message in messages):
             raise RendererError("what the policy said is never rendered again")
         schemas = self._schemas(tools)
+        self._check_order(tuple(message.role for message in messages))
         marked = self._marked(messages)
         before = [*prompt, *sampled]
         with boundary(RendererError, f"rendering an observation for {self._family}"):
@@ -199,6 +204,27 @@ class FamilyRenderer:
         if spelled:
             log.debug("message.defused", texts=spelled, renderer=self._name)
         return marked
+
+    def _check_order(self, roles: tuple[Role, ...]) -> None:
+        """What a family would not render anew must not come in by a delta, else no later fork could be made."""
+        known = self._orders.get(roles)
+        if known is None:
+            calls = [ToolCall(id=f"call_{place}", name="zq", arguments={}) for place, _ in enumerate(roles)]
+            calls = calls[: sum(role == "tool" for role in roles)]
+            said = Message(role="assistant", content="zq", tool_calls=calls)
+            new = [
+                Message(role=role, content="zq", tool_call_id=f"call_{place}" if role == "tool" else None)
+                for place, role in enumerate(roles)
+            ]
+            try:
+                known = bool(self.render([Message(role="user", content="zq"), said, *new], ()))
+            except RendererError:
+                known = False
+            if len(self._orders) >= ORDERS_MAX:
+                self._orders.clear()
+            self._orders[roles] = known
+        if not known:
+            raise RendererError(f"{self._family} can't go on with {'+'.join(roles)}")
 
     def _schemas(self, tools: Sequence[ToolSchema]) -> list[dict[str, Any]]:
         schemas = [tool.as_function() for tool in tools]

@@ -40,9 +40,9 @@ class Guard:
             raise RendererError(f"{tokenizer.name} has control tokens that begin like words")
         self._control = control
         self._lengths = sorted({len(token) for token in control}, reverse=True)
-        first = f"[{re.escape(firsts)}]" if firsts else "(?!)"
-        self._first = re.compile(first)
-        self._unmarked_first = re.compile(f"{first}(?!{MARK})")
+        self._first = re.compile(f"[{re.escape(firsts)}]" if firsts else "(?!)")
+        # Two characters, so that many of the first alone cost nothing; a mark is never the second.
+        self._begin = re.compile("|".join(sorted({re.escape(token[:2]) for token in control})) or "(?!)")
 
     def mark(self, text: str) -> str:
         """The text with marks. Blanks at its ends stay there, since templates strip them."""
@@ -68,7 +68,7 @@ class Guard:
     def control(self, text: str) -> Iterator[tuple[int, int, int]]:
         """The control tokens that are spelled without marks: where they begin and end, and their ids."""
         at = 0
-        while (found := self._unmarked_first.search(text, at)) is not None:
+        while (found := self._begin.search(text, at)) is not None:
             at = found.start() + 1
             for length in self._lengths:
                 token_id = self._control.get(text[found.start() : found.start() + length])

@@ -30,8 +30,8 @@ FOLLOW_UPS = {
 }
 # Those whose templates have no words for tools.
 TOOLLESS = {"deepseek-r1", "deepseek-v3"}
-# Results that the package can't order without the calls.
-REFUSED = {("deepseek-v4", "two tools")}
+# Results that the package can't order without the calls, and a template for one call a turn.
+REFUSED = {("deepseek-v4", "two tools"), ("llama-3", "two tools")}
 
 hostile = st.lists(
     st.one_of(
@@ -176,11 +176,25 @@ def test_results_that_follow_each_other_are_one_group() -> None:
     assert delta == f"\n<|im_start|>user\n{results}<|im_end|>\n<|im_start|>assistant\n"
 
 
+def test_what_could_not_be_rendered_anew_is_refused() -> None:
+    """Qwen3.5 bridges a system message but never renders one in between; a later fork would have nowhere to go."""
+    renderer = family("qwen3.5")
+    start = ids(renderer.render(ASK, ()))
+    sampled = spoken(renderer, "</think>well")
+    with pytest.raises(RendererError, match=r"can't go on with system\+user"):
+        renderer.bridge(start, sampled, [system("more"), user("next")], ())
+    assert renderer.bridge(start, sampled, [user("next")], ())
+
+
 class Lying:
     """A library that does not keep what there is."""
 
     def __init__(self, renderer: FamilyRenderer, change) -> None:
         self._library, self._change = renderer._library, change
+
+    def render(self, *args, **kwargs):
+        """What the real one says."""
+        return self._library.render(*args, **kwargs)
 
     def bridge_to_next_turn(self, *args, **kwargs):
         """What the real one says, changed."""
