@@ -45,6 +45,10 @@ class _Repeats(RendererError):
     """A delta holds what stood before it."""
 
 
+class _Rewrites(RendererError):
+    """A turn is written otherwise once something follows it."""
+
+
 class Junction(msgspec.Struct, frozen=True):
     """A delta that dummies agreed on, with stand-ins for texts, and one of the dummies."""
 
@@ -59,6 +63,7 @@ class Junction(msgspec.Struct, frozen=True):
 def find_junction(new: TemplateMessages, close: str, render: RenderText) -> Junction:
     """Let the dummies vote. Raises ``RendererError`` where they don't agree."""
     votes: dict[str, list[int]] = {}
+    rewritten: set[int] = set()
     reasons: list[str] = []
     roles = "+".join(message["role"] for message in new)
     for index, dummy in enumerate(_dummies(_call_ids(new))):
@@ -66,10 +71,17 @@ def find_junction(new: TemplateMessages, close: str, render: RenderText) -> Junc
             votes.setdefault(_delta(dummy, new, close, render), []).append(index)
         except _Repeats as exc:
             raise RendererError(f"the chat template can't go on with {roles}: {exc.message}") from exc
+        except _Rewrites as exc:
+            rewritten.add(index)
+            reasons.append(exc.message)
         except RendererError as exc:
             reasons.append(exc.message)
     if len(votes) > 1:
         raise RendererError(f"the chat template writes {roles} differently after different conversations")
+    voted = {index for agreeing in votes.values() for index in agreeing}
+    # Dummies come in twins, the second with a system message: a template that moves it treats them differently.
+    if any(twin % 2 and twin - 1 in voted for twin in rewritten):
+        raise RendererError(f"the chat template can't go on with {roles} behind a system message")
     for text, agreeing in votes.items():
         if len(agreeing) >= AGREEING_MIN:
             return Junction(text, agreeing[0])
@@ -118,10 +130,10 @@ def _delta(dummy: TemplateMessages, new: TemplateMessages, close: str, render: R
     # The last close marker, not the end of the text: templates write a newline behind it that engines never sample.
     cut = before.rfind(close)
     if cut < 0:
-        raise RendererError("it does not close the turn")
+        raise _Rewrites("it does not close the turn")
     cut += len(close)
     if after[:cut] != before[:cut]:
-        raise RendererError("it rewrites what was said")
+        raise _Rewrites("it rewrites what was said")
     delta = after[cut:]
     if DUMMY in delta:
         raise _Repeats("it repeats what was said")

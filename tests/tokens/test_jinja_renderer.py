@@ -317,3 +317,34 @@ def test_the_tokenizer_for_tests_carries_a_conversation(tmp_path: Path) -> None:
     result = "<|im_start|>user\n<tool_response>\n<|im_end|>\n</tool_response><|im_end|>"
     assert text.endswith(f"</tool_call><|im_end|>\n{result}\n<|im_start|>assistant\n")
     assert glue.count(IM_END) == 1
+
+
+def test_thoughts_that_were_cut_are_closed() -> None:
+    """Their closing is glue; a turn that ended in the midst of them can't be gone on from."""
+    result = [tool_result("r", "c")]
+    cut = THINKER.bridge((), THINKER.tokenizer.encode("<think>\nhm"), result, [BASH])
+    assert THINKER.tokenizer.decode(cut[0].ids).startswith("</think><|im_end|>")
+    assert cut[0].message is None
+    with pytest.raises(RendererError, match="in the midst of its thoughts"):
+        THINKER.bridge((), THINKER.tokenizer.encode("<think>\nhm<|im_end|>"), result, [BASH])
+    closed = THINKER.bridge((), THINKER.tokenizer.encode("<think>\nhm</think>well"), result, [BASH])
+    assert THINKER.tokenizer.decode(closed[0].ids) == "<|im_end|>"
+    # A template that knows of no thoughts takes the same words for words.
+    assert ids(PLAIN.bridge((), PLAIN.tokenizer.encode("<think>hm<|im_end|>"), [user("next")], ()))
+
+
+RULES = "{{% if {} and messages[0]['role'] == 'system' %}}{{{{ messages[0]['content'] }}}}{{% endif %}}"
+MOVING, AGAIN = (
+    CHATML.replace("%}{{ '<|im_start|>'", "%}" + RULES.format(when) + "{{ '<|im_start|>'", 1)
+    for when in ("loop.last", "message['role'] == 'user'")
+)
+
+
+def test_a_template_that_says_the_rules_again_has_no_delta() -> None:
+    """It writes them, or the tools, before the last message; what is written anew each time can't be appended."""
+    for template, why in ((MOVING, "behind a system message"), (AGAIN, "repeats what was said")):
+        assert template != CHATML
+        with pytest.raises(RendererError, match=why):
+            JinjaRenderer(tiny(template)).bridge((), (), [user("next")], ())
+    tools = CHATML.replace("{% for message", "{% if tools %}{{ tools | tojson }}{% endif %}{% for message", 1)
+    assert ids(JinjaRenderer(tiny(tools)).bridge((), (), [user("next")], [BASH]))
