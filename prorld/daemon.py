@@ -234,7 +234,9 @@ def _start_engines(config: Config, core: trio.Nursery, pool: BackendPool) -> Non
 
 def _policy_sources(config: Config) -> dict[str, PolicySource]:
     sources = {
-        name: PolicySource(tokenizer=entry.tokenizer, chat_template_kwargs=entry.chat_template_kwargs)
+        name: PolicySource(
+            tokenizer=entry.tokenizer, renderer=entry.renderer, chat_template_kwargs=entry.chat_template_kwargs
+        )
         for name, entry in config.policies.items()
     }
     named = {DEFAULT_POLICY, *(entry.policy for entry in config.backends)}

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,9 @@ import trio
 
 from prorld.errors import RendererError, boundary
 from prorld.kit.lanes import Lane
+from prorld.tokens.choice import make_renderer
 from prorld.tokens.contract import Renderer
 from prorld.tokens.gguf import load_gguf_tokenizer
-from prorld.tokens.jinja_renderer import JinjaRenderer
 from prorld.tokens.tokenizer import HfTokenizer
 
 __all__ = ["Policies", "PolicySource", "load_tokenizer"]
@@ -28,9 +27,10 @@ RENDERERS_MAX = 32
 
 
 class PolicySource(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a policy's tokens come from: a directory with ``tokenizer.json``, or a GGUF file."""
+    """Where a policy's tokens come from: a directory with ``tokenizer.json``, or a GGUF file; and who renders."""
 
     tokenizer: str | None = None
+    renderer: str | None = None
     chat_template_kwargs: dict[str, Any] = {}
 
 
@@ -75,7 +75,7 @@ class Policies:
                 raise RendererError(f"{words}; {cure}", code="no_tokenizer")
             tokenizer = await self._tokenizer(source.tokenizer)
             with boundary(RendererError, f"making the renderer of policy {policy}"):
-                made = await self._lane.run(partial(JinjaRenderer, tokenizer, chat_template_kwargs=variables))
+                made = await self._lane.run(make_renderer, tokenizer, variables, source.renderer or "auto")
             self._renderers[key] = made
             while len(self._renderers) > RENDERERS_MAX:
                 self._renderers.popitem(last=False)
