@@ -75,6 +75,14 @@ def within(seconds: float, what: str) -> Iterator[None]:
         raise BackendError(f"{what} was not done within {seconds:g} s")
 
 
+def _decoded(response: Response, decoder: msgspec.json.Decoder[T], what: str) -> T:
+    raise_for_status(response, what)
+    try:
+        return decode_json(response, decoder)
+    except BodyMalformed as exc:
+        raise MalformedReply(f"{what} answered something else than expected") from exc
+
+
 class EngineHttp:
     """One engine's address as typed requests. ``connections_max`` bounds the calls; control has sockets of its own."""
 
@@ -115,15 +123,17 @@ class EngineHttp:
     ) -> T:
         """A request whose answer must be a success of this type."""
         response = await self.send(method, path, payload, headers, control=control)
-        what = f"{method} {path} of {self.url}"
-        raise_for_status(response, what)
-        try:
-            return decode_json(response, decoder)
-        except BodyMalformed as exc:
-            raise MalformedReply(f"{what} answered something else than expected") from exc
+        return _decoded(response, decoder, f"{method} {path} of {self.url}")
+
+    async def look(self, path: str, decoder: msgspec.json.Decoder[T]) -> T | None:
+        """What a GET says; ``None`` where the server does not have the route."""
+        response = await self.send("GET", path)
+        if response.status in CLOSED:
+            return None
+        return _decoded(response, decoder, f"GET {path} of {self.url}")
 
     async def command(self, path: str, payload: Any, seconds: float) -> Response:
-        """A POST beside the calls that must succeed within this time."""
+        """A POST beside the calls that must succeed within this time, whatever its answer looks like."""
         what = f"POST {path} of {self.url}"
         with within(seconds, what):
             response = await self.send("POST", path, payload, control=True)

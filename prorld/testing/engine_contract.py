@@ -7,11 +7,11 @@ check raises ``AssertionError`` for what is not kept.
 
 from __future__ import annotations
 
+import itertools
 import math
 from array import array
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import count
 from typing import Any, Literal
 
 import trio
@@ -20,7 +20,7 @@ from prorld.domain.branch import VersionSpan
 from prorld.domain.job import Sampling
 from prorld.domain.versions import PolicyVersion
 from prorld.errors import BackendError, ContextOverflow, EngineBusy, MalformedReply, Unsupported
-from prorld.inference.contract import Backend, Generation, GenerationRequest, WeightRef
+from prorld.inference.contract import Backend, Generation, GenerationRequest, TextView, WeightRef
 from prorld.testing.scripted_engine.script import Fault, FaultKind
 
 __all__ = [
@@ -48,7 +48,8 @@ class EngineUnderTest:
     """A probed client and what the checks need to know of the engine behind it.
 
     ``prompt`` is anything ordinary; ``long_tokens`` keep the engine busy for a while; ``repeats_with_seed`` and
-    ``repeats_when_greedy`` say what it promises for calls that run alone.
+    ``repeats_when_greedy`` say what it promises for calls that run alone. ``context_tokens`` and ``count`` are for an
+    engine that tells neither its context nor its load, ``view`` for one that takes no ids.
     """
 
     backend: Backend
@@ -58,26 +59,38 @@ class EngineUnderTest:
     repeats_with_seed: bool = False
     repeats_when_greedy: bool = False
     arm: Callable[[Fault], Awaitable[None]] | None = None
-    _numbers: count[int] = field(default_factory=count)
+    context_tokens: int | None = None
+    count: Callable[[], int] | None = None
+    view: Callable[[Sequence[int]], TextView] | None = None
+    _numbers: itertools.count[int] = field(default_factory=itertools.count)
 
     def request(self, *, prompt: Sequence[int] | None = None, max_tokens: int = 8, **changes: Any) -> GenerationRequest:
         """A request with an id of its own."""
         number = next(self._numbers)
+        ids = array("i", self.prompt if prompt is None else prompt)
         wish: dict[str, Any] = {
             "sampling": Sampling(),
             "stop_token_ids": (),
             "session": f"contract-{number}",
+            "view": None if self.view is None else self.view(ids),
             **changes,
         }
         return GenerationRequest(
-            token_ids=array("i", self.prompt if prompt is None else prompt),
+            token_ids=ids,
             max_tokens=max_tokens,
             request_id=f"contract-{number}",
             **wish,
         )
 
+    async def context(self) -> int:
+        """The engine's context."""
+        found = await self.backend.probe()
+        return found.max_context_tokens if self.context_tokens is None else self.context_tokens
+
     async def running(self) -> int:
         """Calls in the engine, as it says itself."""
+        if self.count is not None:
+            return self.count()
         load = await self.backend.load()
         return (load.running or 0) + (load.waiting or 0)
 
@@ -149,7 +162,7 @@ async def the_stop_token_is_part_of_the_reply(engine: EngineUnderTest) -> None:
 
 async def a_prompt_that_does_not_fit_is_an_overflow(engine: EngineUnderTest) -> None:
     """A full or overfull context is ``ContextOverflow``, which may not be tried again."""
-    context = (await engine.backend.probe()).max_context_tokens
+    context = await engine.context()
     for length in (context, context + 100):
         prompt = (list(engine.prompt) * (length // len(engine.prompt) + 1))[:length]
         error = await _error_of(engine, engine.request(prompt=prompt))
@@ -159,7 +172,7 @@ async def a_prompt_that_does_not_fit_is_an_overflow(engine: EngineUnderTest) -> 
 
 async def the_end_of_the_context_ends_a_reply(engine: EngineUnderTest) -> None:
     """A reply that reaches the end of the context is cut there."""
-    context = (await engine.backend.probe()).max_context_tokens
+    context = await engine.context()
     prompt = (list(engine.prompt) * (context // len(engine.prompt) + 1))[: context - 3]
     generation = await engine.backend.generate(engine.request(prompt=prompt, max_tokens=50))
     assert 1 <= len(generation.token_ids) <= 4
@@ -261,7 +274,7 @@ async def a_pause_keeps_what_was_said(engine: EngineUnderTest) -> None:
     got: list[Generation] = []
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_generate_into, engine, request, got)
-        await engine.wait_running(lambda running: running >= 1)
+        await engine.wait_running(lambda running: running >= 1 or bool(got))
         with trio.fail_after(SECONDS_MAX):
             await engine.backend.pause("abort")
     try:

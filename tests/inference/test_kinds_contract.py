@@ -1,0 +1,117 @@
+"""The clients of SGLang, of the token endpoint and of text engines keep the contract against what plays those engines.
+
+What an engine does not say can't be found wrong: each kind names the faults that leave no trace in its replies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
+
+import msgspec
+import pytest
+import trio
+
+from prorld.inference.sglang import SglangBackend
+from prorld.testing.engine_contract import (
+    ENGINE_CONTRACT,
+    FAULT_CONTRACT,
+    SCORE_FAULTS,
+    EngineCheck,
+    EngineUnderTest,
+    FaultCheck,
+    a_hanging_engine_is_left_by_the_caller,
+    fault_is_typed,
+    score_fault_is_typed,
+)
+from prorld.testing.scripted_engine.routes import ScriptedServer
+from prorld.testing.scripted_engine.script import Fault, FaultKind, Latency, Script
+from prorld.testing.scripted_engine.serve import Serving, serve_scripted
+
+SCRIPT = Script(max_model_len=256, random_tokens_mean=60.0, latency=Latency(decode_token_s=0.001))
+
+
+class Kind(msgspec.Struct, frozen=True, kw_only=True):
+    """A kind of engine as it is tested. ``unseen`` are the faults that its replies don't show."""
+
+    script: Script
+    make: Any
+    options: dict[str, Any] = {}
+    unseen: frozenset[FaultKind] = frozenset()
+
+
+KINDS = {
+    "sglang": Kind(
+        script=msgspec.structs.replace(SCRIPT, flavour="sglang"), make=SglangBackend, unseen=frozenset({"prompt_ids"})
+    ),
+}
+
+
+@asynccontextmanager
+async def under_test(kind: Kind) -> AsyncIterator[EngineUnderTest]:
+    """The client on an engine in this process."""
+    server = ScriptedServer(kind.script)
+
+    async def arm(fault: Fault) -> None:
+        server.faults.arm(fault)
+        await trio.lowlevel.checkpoint()
+
+    async with trio.open_nursery() as nursery:
+        serving: Serving = await nursery.start(partial(serve_scripted, server))
+        backend = kind.make(serving.url)
+        await backend.probe()
+        yield EngineUnderTest(
+            backend=backend,
+            prompt=range(40, 60),
+            vocabulary=512,
+            long_tokens=200,
+            arm=arm,
+            **{name: value(server) if callable(value) else value for name, value in kind.options.items()},
+        )
+        await backend.aclose()
+        assert backend.statistics().live == 0
+        nursery.cancel_scope.cancel()
+
+
+every_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+
+
+@every_kind
+@pytest.mark.parametrize("check", ENGINE_CONTRACT, ids=lambda check: check.__name__)
+async def test_it_keeps_the_contract(check: EngineCheck, kind: Kind) -> None:
+    """Every check holds."""
+    async with under_test(kind) as engine:
+        await check(engine)
+
+
+FAULTS = [
+    pytest.param(kind, check, id=f"{name}-{check[0].kind}-{check[0].status}")
+    for name, kind in KINDS.items()
+    for check in FAULT_CONTRACT
+    if check[0].kind not in kind.unseen
+]
+
+
+@pytest.mark.parametrize(("kind", "check"), FAULTS)
+async def test_it_types_every_fault(kind: Kind, check: FaultCheck) -> None:
+    """Whatever the engine does wrong, the call fails with the right class and the next one is well."""
+    async with under_test(kind) as engine:
+        await fault_is_typed(engine, check)
+
+
+@pytest.mark.parametrize("check", SCORE_FAULTS, ids=lambda check: f"{check[0].kind}-{check[0].status}")
+async def test_sglang_types_every_fault_of_a_score(check: FaultCheck) -> None:
+    """Scores are judged as samples are."""
+    if check[0].kind == "prompt_ids":
+        pytest.skip("it does not echo prompts")
+    async with under_test(KINDS["sglang"]) as engine:
+        await score_fault_is_typed(engine, check)
+
+
+@every_kind
+async def test_it_does_not_hang_with_the_engine(kind: Kind) -> None:
+    """An engine that never answers holds nobody."""
+    async with under_test(kind) as engine:
+        await a_hanging_engine_is_left_by_the_caller(engine)
