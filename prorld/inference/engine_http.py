@@ -84,10 +84,14 @@ def _decoded(response: Response, decoder: msgspec.json.Decoder[T], what: str) ->
 
 
 class EngineHttp:
-    """One engine's address as typed requests. ``connections_max`` bounds the calls; control has sockets of its own."""
+    """One engine's address as typed requests. ``connections_max`` bounds the calls; control has sockets of its own.
 
-    def __init__(self, url: str, *, connections_max: int, response_bytes_max: int) -> None:
+    ``api_key`` goes with every request and nowhere else.
+    """
+
+    def __init__(self, url: str, *, connections_max: int, response_bytes_max: int, api_key: str | None = None) -> None:
         self.url = url
+        self._key: Headers = () if api_key is None else (("authorization", f"Bearer {api_key}"),)
         self._calls = HttpClient(url, connections_max=connections_max, response_bytes_max=response_bytes_max)
         self._control = HttpClient(url, connections_max=CONTROL_CONNECTIONS_MAX, response_bytes_max=response_bytes_max)
         self._encoder = msgspec.json.Encoder()
@@ -103,7 +107,7 @@ class EngineHttp:
         body = b"" if payload is None else self._encoder.encode(payload)
         client = self._control if control or method == "GET" else self._calls
         try:
-            return await client.request(method, path, body, (*_JSON, *headers) if body else headers)
+            return await client.request(method, path, body, (*(_JSON if body else ()), *self._key, *headers))
         except ResponseTooLarge as exc:
             raise MalformedReply(f"{method} {path} of {self.url} answered too much") from exc
         except ConnectFailed as exc:

@@ -5,7 +5,7 @@ What an engine does not say can't be found wrong: each kind names the faults tha
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
@@ -14,6 +14,7 @@ import msgspec
 import pytest
 import trio
 
+from prorld.inference.prorl import ProrlBackend
 from prorld.inference.sglang import SglangBackend
 from prorld.testing.engine_contract import (
     ENGINE_CONTRACT,
@@ -34,17 +35,30 @@ SCRIPT = Script(max_model_len=256, random_tokens_mean=60.0, latency=Latency(deco
 
 
 class Kind(msgspec.Struct, frozen=True, kw_only=True):
-    """A kind of engine as it is tested. ``unseen`` are the faults that its replies don't show."""
+    """A kind as it is tested. ``silent`` ones do not tell their load; ``unseen`` are the faults that no reply shows."""
 
     script: Script
     make: Any
-    options: dict[str, Any] = {}
+    told: dict[str, Any] = {}
+    silent: bool = False
     unseen: frozenset[FaultKind] = frozenset()
+
+
+def in_flight(server: ScriptedServer) -> Callable[[], int]:
+    """The engine's calls, for those that do not say."""
+    return lambda: server.engine.running + server.engine.waiting
 
 
 KINDS = {
     "sglang": Kind(
         script=msgspec.structs.replace(SCRIPT, flavour="sglang"), make=SglangBackend, unseen=frozenset({"prompt_ids"})
+    ),
+    "prorl": Kind(
+        script=msgspec.structs.replace(SCRIPT, flavour="prorl"),
+        make=ProrlBackend,
+        told={"context_tokens": SCRIPT.max_model_len, "repeats_with_seed": True},
+        silent=True,
+        unseen=frozenset({"prompt_ids", "prompt_length", "other_ids", "spans"}),
     ),
 }
 
@@ -62,14 +76,11 @@ async def under_test(kind: Kind) -> AsyncIterator[EngineUnderTest]:
         serving: Serving = await nursery.start(partial(serve_scripted, server))
         backend = kind.make(serving.url)
         await backend.probe()
-        yield EngineUnderTest(
-            backend=backend,
-            prompt=range(40, 60),
-            vocabulary=512,
-            long_tokens=200,
-            arm=arm,
-            **{name: value(server) if callable(value) else value for name, value in kind.options.items()},
+        engine = EngineUnderTest(
+            backend=backend, prompt=range(40, 60), vocabulary=512, long_tokens=200, arm=arm, **kind.told
         )
+        engine.count = in_flight(server) if kind.silent else None
+        yield engine
         await backend.aclose()
         assert backend.statistics().live == 0
         nursery.cancel_scope.cancel()
