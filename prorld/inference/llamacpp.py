@@ -123,12 +123,15 @@ class LlamaCppBackend(Uncontrolled):
         *,
         model: str | None = None,
         step_tokens_max: int = STEP_TOKENS_MAX,
+        api_key: str | None = None,
         connections_max: int = CONNECTIONS_MAX,
     ) -> None:
         if step_tokens_max < 1:
             raise ValueError("step_tokens_max must be at least 1")
         super().__init__()
-        self._http = EngineHttp(url, connections_max=connections_max, response_bytes_max=RESPONSE_BYTES_MAX)
+        self._http = EngineHttp(
+            url, connections_max=connections_max, response_bytes_max=RESPONSE_BYTES_MAX, api_key=api_key
+        )
         self._model = model
         self._step_tokens_max = step_tokens_max
         self._facts: _Facts | None = None

@@ -51,8 +51,12 @@ RESERVED_TOKENS = 1
 class SglangBackend(SglangControl):
     """One SGLang server."""
 
-    def __init__(self, url: str, *, model: str | None = None, connections_max: int = CONNECTIONS_MAX) -> None:
-        super().__init__(EngineHttp(url, connections_max=connections_max, response_bytes_max=RESPONSE_BYTES_MAX))
+    def __init__(
+        self, url: str, *, model: str | None = None, api_key: str | None = None, connections_max: int = CONNECTIONS_MAX
+    ) -> None:
+        super().__init__(
+            EngineHttp(url, connections_max=connections_max, response_bytes_max=RESPONSE_BYTES_MAX, api_key=api_key)
+        )
         self._model = model
         self._server = ServerInfo()
 

@@ -66,9 +66,12 @@ class VllmBackend(VllmControl):
         model: str | None = None,
         logprobs_mode: Literal["raw", "processed"] = "raw",
         takes_seed: bool | None = None,
+        api_key: str | None = None,
         connections_max: int = CONNECTIONS_MAX,
     ) -> None:
-        super().__init__(EngineHttp(url, connections_max=connections_max, response_bytes_max=RESPONSE_BYTES_MAX))
+        super().__init__(
+            EngineHttp(url, connections_max=connections_max, response_bytes_max=RESPONSE_BYTES_MAX, api_key=api_key)
+        )
         self._model = model
         self._logprobs_mode: Literal["raw", "processed"] = logprobs_mode
         self._takes_seed = takes_seed

@@ -141,7 +141,11 @@ async def replies_are_whole(engine: EngineUnderTest) -> None:
     """Ids, log-probabilities, spans and finish of a reply fit each other and the request."""
     for temperature in (1.0, 0.0):
         request = engine.request(max_tokens=24, sampling=Sampling(temperature=temperature))
-        assert_whole(await engine.backend.generate(request), request)
+        generation = await engine.backend.generate(request)
+        assert_whole(generation, request)
+        assert generation.exact == (await engine.backend.probe()).exact
+        if generation.logprobs_mode == "none":
+            assert not any(generation.logprobs), "values that are no evidence are 0.0"
 
 
 async def max_tokens_is_a_limit(engine: EngineUnderTest) -> None:

@@ -5,7 +5,7 @@ What an engine does not say can't be found wrong: each kind names the faults tha
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
@@ -14,8 +14,10 @@ import msgspec
 import pytest
 import trio
 
+from prorld.inference.openai import OpenAIBackend
 from prorld.inference.prorl import ProrlBackend
 from prorld.inference.sglang import SglangBackend
+from prorld.testing.byte_tokenizer import byte_ids
 from prorld.testing.engine_contract import (
     ENGINE_CONTRACT,
     FAULT_CONTRACT,
@@ -32,6 +34,30 @@ from prorld.testing.scripted_engine.script import Fault, FaultKind, Latency, Scr
 from prorld.testing.scripted_engine.serve import Serving, serve_scripted
 
 SCRIPT = Script(max_model_len=256, random_tokens_mean=60.0, latency=Latency(decode_token_s=0.001))
+
+
+# One token is one character, so that text engines are given and give what was sampled.
+TEXT = msgspec.structs.replace(SCRIPT, flavour="openai", vocabulary=128)
+FRAME = byte_ids("<|im_start|>user\n<|im_end|>\n<|im_start|>assistant\n")
+
+
+class TextOnly:
+    """A prompt of bytes as text."""
+
+    def __init__(self, ids: Sequence[int]) -> None:
+        self._text = bytes(list(ids)).decode()
+
+    def prompt(self) -> str:
+        """The text."""
+        return self._text
+
+    def messages(self) -> list[dict[str, Any]]:
+        """It as one message."""
+        return [{"role": "user", "content": self._text}]
+
+    def encode(self, text: str) -> list[int]:
+        """Bytes again."""
+        return list(text.encode())
 
 
 class Kind(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,6 +78,20 @@ def in_flight(server: ScriptedServer) -> Callable[[], int]:
 KINDS = {
     "sglang": Kind(
         script=msgspec.structs.replace(SCRIPT, flavour="sglang"), make=SglangBackend, unseen=frozenset({"prompt_ids"})
+    ),
+    "openai-completions": Kind(
+        script=TEXT,
+        make=OpenAIBackend,
+        told={"context_tokens": SCRIPT.max_model_len, "repeats_with_seed": True, "view": TextOnly},
+        silent=True,
+        unseen=frozenset({"prompt_ids", "prompt_length", "other_ids", "spans"}),
+    ),
+    "openai-chat": Kind(
+        script=msgspec.structs.replace(TEXT, scale_out=False),
+        make=OpenAIBackend,
+        told={"context_tokens": SCRIPT.max_model_len - len(FRAME), "repeats_with_seed": True, "view": TextOnly},
+        silent=True,
+        unseen=frozenset({"prompt_ids", "prompt_length", "other_ids", "spans", "lengths"}),
     ),
     "prorl": Kind(
         script=msgspec.structs.replace(SCRIPT, flavour="prorl"),

@@ -114,7 +114,12 @@ class VllmRoutes:
         return Reply()
 
     async def _models(self, request: Request) -> Reply:
-        card = {"id": self._desk.script.model, "object": "model", "max_model_len": self._desk.script.max_model_len}
+        card = {
+            "id": self._desk.script.model,
+            "object": "model",
+            "owned_by": "vllm",
+            "max_model_len": self._desk.script.max_model_len,
+        }
         adapters = [{"id": name, "root": path} for name, path in self._desk.engine.adapters.items()]
         return as_json({"object": "list", "data": [card, *adapters]})
 
