@@ -106,9 +106,9 @@ class Room:
     ) -> None:
         self.backends = list(backends) if backends is not None else [FakeBackend(Script())]
         self.runtime = runtime or FakeRuntime()
-        waiting = {backend.url: backend for backend in self.backends}
+        self.engines = {backend.url: backend for backend in self.backends}
         self.metrics = Metrics()
-        self.pool = BackendPool({"vllm": lambda request: waiting[request.url]}, self.metrics)
+        self.pool = BackendPool({"vllm": lambda request: self.engines[request.url]}, self.metrics)
         self.kept = kept or KeptPolicies()
         clock = SystemClock()
         policies = Policies({"default": PolicySource()}, Lane("policies", 1))
