@@ -36,8 +36,8 @@ _ONE = "/v1/policies/<policy>"
 class PolicyService(Protocol):
     """The policies; ``prorld.inference.policy_control.PolicyControl`` is one.
 
-    Every method answers with wire types or raises a ``RequestError``. ``sees`` is the tenant to whom the ids of its pauses
-    are shown; ``None`` for all.
+    Every method answers with wire types or raises a ``RequestError``. ``sees`` is the tenant to whom the ids of its
+    pauses are shown; ``None`` for all.
     """
 
     def list(self, sees: str | None) -> PolicyList:

@@ -20,6 +20,7 @@ from structlog.typing import FilteringBoundLogger
 
 from prorld.domain.ids import is_client_id
 from prorld.domain.policy import (
+    Mode,
     Pause,
     PolicySettings,
     PolicyState,
@@ -112,6 +113,7 @@ class _Policy:
         self.gate = gate
         self.engines = engines
         self.busy_with: str | None = None
+        self.pausing: _Work[PausedPolicy] | None = None
         self.news = trio.Event()
 
     def must_be_idle(self) -> None:
@@ -353,9 +355,15 @@ class PolicyControl:
                 code="release_unsupported",
                 details={"path": "release"},
             )
+        held = policy.state.pause
+        if held is not None and held.pause_id == request.pause_id:
+            # Asked again. After a restart nobody remembers what the engines said.
+            same = policy.pausing
+            return PausedPolicy(pause_id=held.pause_id, backends=[]) if same is None else await same.outcome()
         policy.must_be_idle()
-        begun = begin_pause(policy.state, self._new_pause(request.mode, tenant))
+        begun = begin_pause(policy.state, self._new_pause(request.mode, tenant, request.pause_id))
         work: _Work[PausedPolicy] = self._start(partial(self._changes(policy).pause, begun, request), policy, "paused")
+        policy.pausing = work
         return await work.outcome()
 
     async def resume(self, name: str, request: ResumePolicy) -> ResumedPolicy:
@@ -396,8 +404,8 @@ class PolicyControl:
             raise work.error
         return self.get_update(name, asked.update_id)
 
-    def _new_pause(self, mode: Any, tenant: str) -> Pause:
-        return Pause(pause_id=f"p-{secrets.token_hex(8)}", holder=tenant, mode=mode, since=self._wall())
+    def _new_pause(self, mode: Mode, tenant: str, pause_id: str | None = None) -> Pause:
+        return Pause(pause_id=pause_id or f"p-{secrets.token_hex(8)}", holder=tenant, mode=mode, since=self._wall())
 
     def _changes(self, policy: _Policy) -> Changes:
         return Changes(

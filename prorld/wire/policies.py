@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from prorld.domain.ids import CLIENT_ID_PATTERN
 from prorld.domain.job import MaxStaleness
 from prorld.domain.policy import BackendResult, How, Mode, UpdateState
 
@@ -30,6 +31,7 @@ BACKENDS_NAMED_MAX = 1024
 
 Text = Annotated[str, Meta(min_length=1, max_length=512)]
 AbsolutePath = Annotated[str, Meta(pattern=r"^/[^\x00-\x1f\x7f]*(?![\s\S])", max_length=PATH_CHARS_MAX)]
+ClientId = Annotated[str, Meta(pattern=CLIENT_ID_PATTERN)]
 PauseId = Annotated[str, Meta(min_length=1, max_length=128)]
 Version = Annotated[int, Meta(ge=0, le=10**15)]
 PauseSeconds = Annotated[float, Meta(ge=0, le=3600)]
@@ -47,10 +49,14 @@ class PutPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class PausePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``POST /v1/policies/{policy}/pause``: what becomes of running calls, and how long ``wait`` waits for them."""
+    """``POST /v1/policies/{policy}/pause``: what becomes of running calls, and how long ``wait`` waits for them.
+
+    With a ``pause_id`` of its own the call may be repeated.
+    """
 
     mode: Mode = "abort"
     timeout_s: PauseSeconds = 60.0
+    pause_id: ClientId | None = None
     release: Annotated[list[Literal["kv_cache", "weights"]], Meta(max_length=2)] = []
 
 
