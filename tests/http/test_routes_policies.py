@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 import trio
@@ -10,7 +11,7 @@ import trio
 from prorld.testing.fake_backend import FakeBackend
 from prorld.testing.scripted_engine.script import Latency, Script
 from tests.http.live import LiveWorld, live_world
-from tests.http.support import ALICE, BOB, READER, until
+from tests.http.support import ADMIN, ALICE, BOB, READER, until
 
 DEFAULT = "/v1/policies/default"
 RELOAD = {"version": 1, "how": "reload", "path": "/weights"}
@@ -41,8 +42,8 @@ async def test_an_update_is_waited_for(world: LiveWorld) -> None:
     assert (other.status, other.code) == (409, "version_too_low")
     assert other.json["error"]["details"] == {"version": 1, "epoch": 0}
     assert [item["update_id"] for item in (await client.call("GET", f"{DEFAULT}/updates")).json["items"]] == [update_id]
-    backend = (await client.call("GET", "/v1/backends")).json["items"][0]
-    assert (backend["version"], backend["state"]) == (1, "up")
+    (engine,) = world.room.pool.list().items
+    assert (engine.version, engine.state) == (1, "up")
 
 
 async def test_an_update_outlives_its_client(world: LiveWorld) -> None:
@@ -56,8 +57,7 @@ async def test_an_update_outlives_its_client(world: LiveWorld) -> None:
 
 async def test_a_pause_has_a_holder(world: LiveWorld) -> None:
     """Others see who it is and not the id; an admin sees it, and may resume."""
-    alice, bob, admin = [await world.connect(token) for token in (ALICE, BOB, None)]
-    admin = await world.connect()
+    alice, bob, admin = [await world.connect(token) for token in (ALICE, BOB, ADMIN)]
     paused = await alice.call("POST", f"{DEFAULT}/pause", {"mode": "keep", "timeout_s": 5})
     pause_id = paused.json["pause_id"]
     seen = {
@@ -113,7 +113,7 @@ async def test_nonsense_is_refused(world: LiveWorld, target: str, body: object, 
 async def test_what_can_t_be_done_says_so(world: LiveWorld) -> None:
     """Memory of engines, engines that are not there, tokenizers that can't be loaded, policies that are not there."""
     admin = await world.connect()
-    for method, target, body, status, code in (
+    refused: list[tuple[str, str, dict[str, Any] | None, int, str]] = [
         ("POST", f"{DEFAULT}/pause", {"mode": "keep", "release": ["weights"]}, 422, "release_unsupported"),
         ("POST", f"{DEFAULT}/updates", {**RELOAD, "backends": ["b-9"]}, 422, "unknown_backend"),
         ("PUT", "/v1/policies/mine", {"tokenizer": "/nothing/here"}, 422, "no_tokenizer"),
@@ -122,7 +122,8 @@ async def test_what_can_t_be_done_says_so(world: LiveWorld) -> None:
         ("POST", "/v1/policies/mine/updates", RELOAD, 404, "unknown_policy"),
         ("GET", f"{DEFAULT}/updates/u-1", None, 404, "unknown_update"),
         ("POST", "/v1/jobs", {"handler": "fake", "instance": {}, "policy": "mine"}, 422, "unknown_policy"),
-    ):
+    ]
+    for method, target, body, status, code in refused:
         reply = await admin.call(method, target, body)
         assert (reply.status, reply.code) == (status, code), target
     assert (await admin.call("GET", "/v1/policies/mine")).status == 404
