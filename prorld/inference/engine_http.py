@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import msgspec
@@ -23,13 +25,16 @@ from prorld.kit.http_client import (
     decode_json,
 )
 
-__all__ = ["EngineHttp", "raise_for_status"]
+__all__ = ["CLOSED", "EngineHttp", "raise_for_status", "within"]
 
 T = TypeVar("T")
 Headers = tuple[tuple[str, str], ...]
 
 # Questions about the engine go over sockets of their own: a pool full of calls must not make it look dead.
 CONTROL_CONNECTIONS_MAX = 4
+
+# Statuses of a route that the server does not have, or that its flags keep closed.
+CLOSED = frozenset({403, 404, 405, 501})
 
 _BUSY = frozenset({429, 503})
 _RETRYABLE = frozenset({404, 408, 409, 425, 500, 502, 504})
@@ -44,6 +49,7 @@ _OVERFLOW_WORDS = (
     "longer than the maximum",
     "max_model_len",
     "exceed_context_size",
+    "exceeds the maximum allowed length",
 )
 
 
@@ -60,11 +66,32 @@ def raise_for_status(response: Response, what: str) -> None:
     raise BackendError(message, status=response.status, retryable=response.status in _RETRYABLE)
 
 
-class EngineHttp:
-    """One engine's address as typed requests. ``connections_max`` bounds the calls; control has sockets of its own."""
+@contextmanager
+def within(seconds: float, what: str) -> Iterator[None]:
+    """A deadline whose passing is the engine's failure."""
+    with trio.move_on_after(seconds) as scope:
+        yield
+    if scope.cancelled_caught:
+        raise BackendError(f"{what} was not done within {seconds:g} s")
 
-    def __init__(self, url: str, *, connections_max: int, response_bytes_max: int) -> None:
+
+def _decoded(response: Response, decoder: msgspec.json.Decoder[T], what: str) -> T:
+    raise_for_status(response, what)
+    try:
+        return decode_json(response, decoder)
+    except BodyMalformed as exc:
+        raise MalformedReply(f"{what} answered something else than expected") from exc
+
+
+class EngineHttp:
+    """One engine's address as typed requests. ``connections_max`` bounds the calls; control has sockets of its own.
+
+    ``api_key`` goes with every request and nowhere else.
+    """
+
+    def __init__(self, url: str, *, connections_max: int, response_bytes_max: int, api_key: str | None = None) -> None:
         self.url = url
+        self._key: Headers = () if api_key is None else (("authorization", f"Bearer {api_key}"),)
         self._calls = HttpClient(url, connections_max=connections_max, response_bytes_max=response_bytes_max)
         self._control = HttpClient(url, connections_max=CONTROL_CONNECTIONS_MAX, response_bytes_max=response_bytes_max)
         self._encoder = msgspec.json.Encoder()
@@ -80,7 +107,7 @@ class EngineHttp:
         body = b"" if payload is None else self._encoder.encode(payload)
         client = self._control if control or method == "GET" else self._calls
         try:
-            return await client.request(method, path, body, (*_JSON, *headers) if body else headers)
+            return await client.request(method, path, body, (*(_JSON if body else ()), *self._key, *headers))
         except ResponseTooLarge as exc:
             raise MalformedReply(f"{method} {path} of {self.url} answered too much") from exc
         except ConnectFailed as exc:
@@ -89,16 +116,34 @@ class EngineHttp:
             raise BackendError(f"{method} {path} of {self.url} failed") from exc
 
     async def call(
-        self, method: str, path: str, decoder: msgspec.json.Decoder[T], payload: Any = None, headers: Headers = ()
+        self,
+        method: str,
+        path: str,
+        decoder: msgspec.json.Decoder[T],
+        payload: Any = None,
+        headers: Headers = (),
+        *,
+        control: bool = False,
     ) -> T:
         """A request whose answer must be a success of this type."""
-        response = await self.send(method, path, payload, headers)
-        what = f"{method} {path} of {self.url}"
-        raise_for_status(response, what)
-        try:
-            return decode_json(response, decoder)
-        except BodyMalformed as exc:
-            raise MalformedReply(f"{what} answered something else than expected") from exc
+        response = await self.send(method, path, payload, headers, control=control)
+        return _decoded(response, decoder, f"{method} {path} of {self.url}")
+
+    async def look(self, path: str, decoder: msgspec.json.Decoder[T]) -> T | None:
+        """What a GET says; ``None`` where the server does not have the route."""
+        response = await self.send("GET", path)
+        if response.status in CLOSED:
+            return None
+        return _decoded(response, decoder, f"GET {path} of {self.url}")
+
+    async def command(self, path: str, payload: Any, seconds: float) -> Response:
+        """A POST beside the calls that must succeed within this time, whatever its answer looks like."""
+        what = f"POST {path} of {self.url}"
+        with within(seconds, what):
+            response = await self.send("POST", path, payload, control=True)
+            raise_for_status(response, what)
+            return response
+        raise AssertionError("a deadline that passed has raised")
 
     async def reachable(self, path: str) -> bool:
         """Whether a GET of ``path`` succeeds now."""

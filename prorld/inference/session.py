@@ -25,6 +25,7 @@ from prorld.inference.checks import checked_finish, checked_logprobs, checked_sa
 from prorld.inference.contract import Capabilities, Generation, GenerationRequest, Turn
 from prorld.inference.lease import Door
 from prorld.inference.policy_gate import Flight, PolicyGate
+from prorld.inference.text_view import ConversationView
 from prorld.kit.allowance import Allowance
 from prorld.kit.lanes import Lane
 from prorld.tokens.context import TokenContext
@@ -329,6 +330,7 @@ class ModelSession:
             session=self._name,
             seed=effective_seed(spec, self._attempt, len(self._calls)),
             priority=spec.priority,
+            view=ConversationView(self._renderer, self._context),
         )
         generation = await self._lease.generate(request, None if self._gate is None else self._door)
         _check(generation, limit)
@@ -384,7 +386,7 @@ class ModelSession:
             finish_reason=generation.finish,
             latency_s=generation.latency_s,
             cached_prefix_len=generation.cached_tokens,
-            exact=generation.versions_exact,
+            exact=generation.exact and generation.versions_exact,
             params=self._params(generation, n),
             engine_request_id=generation.engine_request_id,
         )
