@@ -113,7 +113,7 @@ async def test_nonsense_is_refused(world: LiveWorld, target: str, body: object, 
 async def test_what_can_t_be_done_says_so(world: LiveWorld) -> None:
     """Memory of engines, engines that are not there, tokenizers that can't be loaded, policies that are not there."""
     admin = await world.connect()
-    refused: list[tuple[str, str, dict[str, Any] | None, int, str]] = [
+    refusals: list[tuple[str, str, Any, int, str]] = [
         ("POST", f"{DEFAULT}/pause", {"mode": "keep", "release": ["weights"]}, 422, "release_unsupported"),
         ("POST", f"{DEFAULT}/updates", {**RELOAD, "backends": ["b-9"]}, 422, "unknown_backend"),
         ("PUT", "/v1/policies/mine", {"tokenizer": "/nothing/here"}, 422, "no_tokenizer"),
@@ -123,7 +123,7 @@ async def test_what_can_t_be_done_says_so(world: LiveWorld) -> None:
         ("GET", f"{DEFAULT}/updates/u-1", None, 404, "unknown_update"),
         ("POST", "/v1/jobs", {"handler": "fake", "instance": {}, "policy": "mine"}, 422, "unknown_policy"),
     ]
-    for method, target, body, status, code in refused:
+    for method, target, body, status, code in refusals:
         reply = await admin.call(method, target, body)
         assert (reply.status, reply.code) == (status, code), target
     assert (await admin.call("GET", "/v1/policies/mine")).status == 404
@@ -138,7 +138,8 @@ async def test_who_may(world: LiveWorld) -> None:
     made = await alice.call("PUT", "/v1/policies/mine", {})
     assert (made.status, made.code) == (403, "admin_only")
     assert (await reader.call("GET", "/v1/policies")).status == 200
-    for target, body in (("pause", {"mode": "keep"}), ("updates", RELOAD)):
+    wishes: list[tuple[str, Any]] = [("pause", {"mode": "keep"}), ("updates", RELOAD)]
+    for target, body in wishes:
         refused = await reader.call("POST", f"{DEFAULT}/{target}", body)
         assert (refused.status, refused.code) == (403, "read_only")
 
