@@ -31,6 +31,7 @@ from prorld.http.guarded import ConnectionLimits
 from prorld.http.serve import HttpServer, run_http
 from prorld.inference.models import PooledModels
 from prorld.inference.policies import Policies, PolicySource
+from prorld.inference.policy_control import PolicyControl
 from prorld.inference.pool import BackendPool
 from prorld.inference.registry import backend_factories, read_engine_keys
 from prorld.inference.roster import EmbeddedWish, join, keep_embedded
@@ -57,6 +58,7 @@ from prorld.sandbox.probe import check_bubblewrap
 from prorld.sandbox.registry import OWN as OWN_RUNTIME
 from prorld.sandbox.registry import SandboxHost, run_runtime, runtime_factory
 from prorld.sandbox.warden_client import Warden, run_warden
+from prorld.store.policy_file import PolicyFile
 from prorld.wire.ops import AddBackend, Endpoint
 
 __all__ = ["Outside", "serve"]
@@ -145,6 +147,8 @@ async def _serve(
     with trio.fail_after(config.timeouts.boot_s):
         pool = BackendPool(backend_factories(keys=keys), metrics)
         await core.start(pool.run, name="pool")
+        control = _policy_control(loaded, pool, policies, metrics, clock)
+        await core.start(control.run, name="policies")
         user = sandbox_user(config.sandbox.user)
         if user is not None:
             log.warning("daemon.root", sandboxes_run_as=config.sandbox.user, uid=user[0])
@@ -159,33 +163,34 @@ async def _serve(
     world = World(
         gates=Gates(init=config.stages.init, run=config.stages.run, eval=config.stages.eval, ahead=config.stages.ahead),
         runtime=runtime,
-        models=PooledModels(pool, policies, lane),
+        models=PooledModels(pool, policies, lane, control.gate),
         clock=clock,
         boot_id=boot_id,
         verdicts=config.verdicts.table(),
         metrics=metrics,
     )
     supervisor = Supervisor(world, registry, policies=policies.names(), limits=_limits(config))
+    control.tell = supervisor.feed.of_daemon
     disk = conditions.Disk(loaded.state_dir)
     parts = conditions.Parts(
-        supervisor=supervisor, pool=pool, policies=policies, registry=registry, warden=warden, lag=lag, disk=disk,
-        no_sandbox=no_sandbox, is_root=user is not None,
+        supervisor=supervisor, pool=pool, policies=policies, control=control, registry=registry, warden=warden, lag=lag,
+        disk=disk, no_sandbox=no_sandbox, is_root=user is not None,
         engines=[(entry.policy, entry.url) for entry in config.backends],
     )  # fmt: skip
     health = Health(conditions.checks(parts), trio.current_time)
     core.start_soon(conditions.watch, health, disk, name="health")
     views = Views(
         boot_id=boot_id, supervisor=supervisor, pool=pool, registry=registry, runtime=runtime,
-        policies=policies, metrics=metrics, lag=lag, health=health,
+        policies=policies, control=control, metrics=metrics, lag=lag, health=health,
     )  # fmt: skip
     service = Service(
         config=config, supervisor=supervisor, health=health, notifier=notifier, ages=ages, outside=outside
     )
     looks = Looks(world, supervisor)
     deps = HttpDeps(
-        service=supervisor, backends=pool, handlers=views.handlers, sandboxes=views.sandboxes, ready=views.ready,
-        status=views.status, metrics=views.metrics_page, auth=auth, body_bytes_max=config.server.body_bytes_max,
-        looks=looks, tasks=partial(task_tree, ages),
+        service=supervisor, backends=pool, policies=control, handlers=views.handlers, sandboxes=views.sandboxes,
+        ready=views.ready, status=views.status, metrics=views.metrics_page, auth=auth,
+        body_bytes_max=config.server.body_bytes_max, looks=looks, tasks=partial(task_tree, ages),
     )  # fmt: skip
     async with registry.open_all(), trio.open_nursery() as jobs:
         await jobs.start(supervisor.run, name="supervisor")
@@ -233,10 +238,21 @@ def _start_engines(config: Config, core: trio.Nursery, pool: BackendPool) -> Non
 # --- parts from configuration -----------------------------------------------------------------------------------------
 
 
+def _policy_control(
+    loaded: Loaded, pool: BackendPool, policies: Policies, metrics: Metrics, clock: SystemClock
+) -> PolicyControl:
+    kept = PolicyFile(loaded.state_dir)
+    load_s = loaded.config.timeouts.load_s
+    return PolicyControl(pool, policies, kept, metrics, clock.wall, states=kept.load(), load_s=load_s)
+
+
 def _policy_sources(config: Config) -> dict[str, PolicySource]:
     sources = {
         name: PolicySource(
-            tokenizer=entry.tokenizer, renderer=entry.renderer, chat_template_kwargs=entry.chat_template_kwargs
+            tokenizer=entry.tokenizer,
+            renderer=entry.renderer,
+            chat_template_kwargs=entry.chat_template_kwargs,
+            max_staleness=entry.max_staleness,
         )
         for name, entry in config.policies.items()
     }

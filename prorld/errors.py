@@ -37,6 +37,7 @@ __all__ = [
     "RequestError",
     "RolloutError",
     "SandboxError",
+    "Stale",
     "TooLarge",
     "TooMany",
     "Unauthorized",
@@ -219,6 +220,12 @@ class NoBackend(BackendError):
     """The policy has no engine that could take the call."""
 
     code = "no_backend"
+
+
+class Stale(RolloutError):
+    """What was sampled is too old for the version that the policy has now."""
+
+    code = "stale"
 
 
 class RendererError(RolloutError):

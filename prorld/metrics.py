@@ -31,6 +31,10 @@ NAMES: Mapping[str, str] = {
     "prorld_engine_call_seconds": "Time of one engine call, by kind of engine and result.",
     "prorld_tokens_sampled_total": "Tokens that engines sampled, by policy.",
     "prorld_tokens_prompted_total": "Tokens sent to engines as prompts, by policy.",
+    "prorld_policy_version": "The version of a policy.",
+    "prorld_policy_updates_total": "Updates of policies, by how the weights came and how it ended.",
+    "prorld_policy_paused_seconds_total": "Time in which no generation of a policy could begin.",
+    "prorld_policy_calls_cut_total": "Engine calls that were cut off because their engine did not stop by itself.",
     "prorld_sandboxes_started_total": "Sandboxes that came up, by runtime.",
     "prorld_sandboxes_failed_total": "Sandboxes that did not, by runtime.",
     "prorld_sandbox_start_seconds": "Time to make a sandbox, by runtime.",
@@ -62,6 +66,11 @@ class Metrics:
         self._engine_call = self._histogram("prorld_engine_call_seconds", _CALL_SECONDS, "kind", "result")
         self._tokens_sampled = self._counter("prorld_tokens_sampled_total", "policy")
         self._tokens_prompted = self._counter("prorld_tokens_prompted_total", "policy")
+        self._policy_version = self._gauge("prorld_policy_version", "policy")
+        self._policy_updates = self._counter("prorld_policy_updates_total", "how", "result")
+        self._policy_paused = self._counter("prorld_policy_paused_seconds_total", "policy")
+        self._policy_cut = self._counter("prorld_policy_calls_cut_total", "policy")
+        self._policy_seen: dict[str, tuple[float, int]] = {}
         self._sandboxes_started = self._counter("prorld_sandboxes_started_total", "runtime")
         self._sandboxes_failed = self._counter("prorld_sandboxes_failed_total", "runtime")
         self._sandbox_start = self._histogram("prorld_sandbox_start_seconds", _START_SECONDS, "runtime")
@@ -102,6 +111,21 @@ class Metrics:
         """An engine call moved so many tokens."""
         self._tokens_prompted.labels(policy).inc(prompted)
         self._tokens_sampled.labels(policy).inc(sampled)
+
+    def policy_version(self, policy: str, version: int) -> None:
+        """What a policy has now."""
+        self._policy_version.labels(policy).set(version)
+
+    def policy_updated(self, how: str, *, result: str) -> None:
+        """An update ended."""
+        self._policy_updates.labels(how, result).inc()
+
+    def policy_seen(self, policy: str, *, closed_s: float, cut: int) -> None:
+        """How long a policy has been paused and how many of its calls were cut off so far; asked before each page."""
+        before_s, before = self._policy_seen.get(policy, (0.0, 0))
+        self._policy_paused.labels(policy).inc(max(0.0, closed_s - before_s))
+        self._policy_cut.labels(policy).inc(max(0, cut - before))
+        self._policy_seen[policy] = (closed_s, cut)
 
     def sandbox_started(self, runtime: str, *, seconds: float) -> None:
         """A sandbox came up."""

@@ -16,6 +16,7 @@ from prorld.client.errors import BAD_REPLY, ClientError
 from prorld.client.find import TOKEN_VARIABLE, find
 from prorld.client.http import JSON, MSGPACK, Reply, Transport
 from prorld.domain.job import JobState
+from prorld.domain.policy import How, Mode
 from prorld.wire.events import EventPage, JobEvent, JobEventPage
 from prorld.wire.jobs import CancelAnswer, CancelJob, CancelJobs, JobPage, JobRecord, RequeueJob, SubmitJob
 from prorld.wire.looks import ReevaluateJob, Reevaluation, ReevaluationPage, ReevaluationState, VerifyAnswer
@@ -33,6 +34,18 @@ from prorld.wire.ops import (
     Status,
     TaskTree,
 )
+from prorld.wire.policies import (
+    PausedPolicy,
+    PausePolicy,
+    PolicyInfo,
+    PolicyList,
+    PolicyUpdate,
+    PolicyUpdateList,
+    PutPolicy,
+    ResumedPolicy,
+    ResumePolicy,
+    UpdatePolicy,
+)
 from prorld.wire.trajectory import PackedTrajectory, Trajectory
 
 T = TypeVar("T")
@@ -41,6 +54,8 @@ REQUEST_S = 60.0
 UNAUTHORIZED = 401
 # The longest that one long-poll asks for; a longer wait is several of them.
 LONG_POLL_S = 30.0
+# For engines to say that they are paused, or that they go on, beside what they were given.
+ENGINES_S = 240.0
 # Short enough to be read, long enough never to meet another one.
 _ID_BYTES = 10
 _BACKOFF_S = (0.1, 0.3, 1.0, 2.0)
@@ -193,6 +208,72 @@ class Client:
     def drain_backend(self, backend_id: str) -> BackendInfo:
         """No new leases on an engine from now on."""
         return self._call("POST", f"/v1/backends/{_part(backend_id)}/drain", BackendInfo)
+
+    # --- policies
+
+    def policies(self) -> Sequence[PolicyInfo]:
+        """The policies and their versions."""
+        return self._call("GET", "/v1/policies", PolicyList).items
+
+    def policy(self, policy: str) -> PolicyInfo:
+        """One of them."""
+        return self._call("GET", f"/v1/policies/{_part(policy)}", PolicyInfo)
+
+    def put_policy(self, policy: str, request: PutPolicy) -> PolicyInfo:
+        """Make or change a policy."""
+        return self._call("PUT", f"/v1/policies/{_part(policy)}", PolicyInfo, body=request)
+
+    def pause_policy(
+        self, policy: str, *, mode: Mode = "abort", timeout_s: float = 60.0, pause_id: str | None = None
+    ) -> PausedPolicy:
+        """Let no generation begin, and pause the engines. Gets its id here, so that a repeat is the same pause."""
+        named = pause_id or f"pause-{secrets.token_hex(_ID_BYTES)}"
+        body = PausePolicy(mode=mode, timeout_s=timeout_s, pause_id=named)
+        within_s = timeout_s + ENGINES_S
+        return self._call("POST", f"/v1/policies/{_part(policy)}/pause", PausedPolicy, body=body, within_s=within_s)
+
+    def resume_policy(self, policy: str, pause_id: str, version: int, *, rollback: bool = False) -> ResumedPolicy:
+        """Name the weights that the engines have now, and let everything go on."""
+        body = ResumePolicy(pause_id=pause_id, version=version, rollback=rollback)
+        return self._call("POST", f"/v1/policies/{_part(policy)}/resume", ResumedPolicy, body=body, within_s=ENGINES_S)
+
+    def update_policy(
+        self,
+        policy: str,
+        version: int,
+        how: How = "reload",
+        *,
+        path: str | None = None,
+        mode: Mode = "abort",
+        timeout_s: float = 60.0,
+        backends: Sequence[str] | None = None,
+        rollback: bool = False,
+        pause_id: str | None = None,
+    ) -> PolicyUpdate:
+        """Begin to change the weights; ``wait_update`` has the end. A repeat is the same update."""
+        fields = {
+            "version": version, "how": how, "path": path, "mode": mode, "timeout_s": timeout_s,
+            "backends": None if backends is None else [*backends], "rollback": rollback, "pause_id": pause_id,
+        }  # fmt: skip
+        try:
+            body = msgspec.convert(fields, UpdatePolicy)
+        except msgspec.ValidationError as exc:
+            raise ClientError(str(exc), code="bad_input") from exc
+        return self._call("POST", f"/v1/policies/{_part(policy)}/updates", PolicyUpdate, body=body)
+
+    def updates(self, policy: str) -> Sequence[PolicyUpdate]:
+        """The updates that are remembered of a policy, newest first."""
+        return self._call("GET", f"/v1/policies/{_part(policy)}/updates", PolicyUpdateList).items
+
+    def wait_update(self, policy: str, update_id: str, *, within_s: float | None = None) -> PolicyUpdate:
+        """An update once it has ended, or as it is after ``within_s``."""
+        until = None if within_s is None else time.monotonic() + within_s
+        while True:
+            left = LONG_POLL_S if until is None else min(LONG_POLL_S, max(0.0, until - time.monotonic()))
+            path = f"/v1/policies/{_part(policy)}/updates/{_part(update_id)}{_query(wait_s=f'{left:.3f}')}"
+            found = self._call("GET", path, PolicyUpdate, within_s=left + REQUEST_S)
+            if found.state != "running" or (until is not None and time.monotonic() >= until):
+                return found
 
     def sandboxes(self) -> SandboxList:
         """The sandboxes that live."""

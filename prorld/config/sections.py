@@ -114,6 +114,7 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     drain_s: Annotated[
         Seconds, Meta(description="For running jobs to end after the first signal; then they are cancelled.")
     ] = 30.0
+    load_s: Annotated[Seconds, Meta(description="For an engine to load the weights of an update.")] = 1800.0
 
 
 class Sandbox(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -183,6 +184,10 @@ class PolicyEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         Meta(description="auto (unset), jinja, or a model family by name: who turns its messages into tokens."),
     ] = None
     chat_template_kwargs: Annotated[dict[str, Any], Meta(description="Variables for its chat template.")] = {}
+    max_staleness: Annotated[
+        Annotated[int, Meta(ge=0, le=10**9)] | None,
+        Meta(description="Versions that it may go on while a job runs; beyond that the job ends `stale`. Unset: any."),
+    ] = None
 
 
 class Verdicts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -7,11 +7,13 @@ from enum import StrEnum
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from prorld.domain.outcome import Outcome, Stage
 
 Seconds = Annotated[float, Meta(gt=0, le=7 * 86400)]
+# Versions that the policy may have gone on since the oldest token; ``None`` for as many as it likes.
+MaxStaleness = Annotated[int, Meta(ge=0, le=10**9)] | None
 
 
 class JobState(StrEnum):
@@ -83,7 +85,10 @@ class StageTimeouts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """One rollout of one instance, complete: what the client asked for with every default filled in."""
+    """One rollout of one instance, complete: what the client asked for with every default filled in.
+
+    Where ``max_staleness`` was left out, that of the policy counts.
+    """
 
     job_id: str
     tenant: str
@@ -98,6 +103,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     group_id: str | None = None
     sample_index: int = 0
     max_attempts: int = 2
+    max_staleness: MaxStaleness | UnsetType = UNSET
     capture: list[str] = []
     metadata: dict[str, Any] = {}
     callback_url: str | None = None

@@ -16,6 +16,7 @@ from prorld.errors import (
     RendererError,
     RolloutError,
     SandboxError,
+    Stale,
     chain,
 )
 
@@ -101,6 +102,7 @@ _LIMIT_WORDS: Mapping[StopReason, str] = {
 
 _KIND_OF_ERROR: tuple[tuple[type[RolloutError], OutcomeKind], ...] = (
     (SandboxError, OutcomeKind.ENV_ERROR),
+    (Stale, OutcomeKind.CANCELLED),
     (BackendError, OutcomeKind.LLM_ERROR),
     (RendererError, OutcomeKind.LLM_ERROR),
     (GraderError, OutcomeKind.GRADER_ERROR),

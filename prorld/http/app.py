@@ -31,6 +31,7 @@ from prorld.http.routes_events import EventRoutes
 from prorld.http.routes_jobs import JobRoutes
 from prorld.http.routes_looks import LookRoutes
 from prorld.http.routes_ops import OpsRoutes
+from prorld.http.routes_policies import PolicyRoutes
 from prorld.http.routing import add_routes
 
 __all__ = ["App", "create_app"]
@@ -135,6 +136,7 @@ def create_app(deps: HttpDeps) -> App:
         *EventRoutes(deps.service, app.holds).routes(),
         *LookRoutes(deps.looks, app.holds).routes(),
         *EngineRoutes(deps.backends).routes(),
+        *PolicyRoutes(deps.policies, app.holds).routes(),
         *OpsRoutes(deps).routes(),
         described.route(),
     ]

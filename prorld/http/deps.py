@@ -8,6 +8,7 @@ from typing import Protocol
 
 from prorld.http.auth import Auth
 from prorld.http.holds import LONGEST_S
+from prorld.http.routes_policies import PolicyService
 from prorld.rollout.service import LooksService, RolloutService
 from prorld.wire.ops import AddBackend, BackendInfo, BackendList, HandlerList, Ready, SandboxList, Status, TaskTree
 
@@ -43,6 +44,7 @@ class HttpDeps:
     service: RolloutService
     looks: LooksService
     backends: BackendService
+    policies: PolicyService
     handlers: Callable[[], HandlerList]
     sandboxes: Callable[[], SandboxList]
     ready: Callable[[], Ready]

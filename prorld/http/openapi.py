@@ -152,6 +152,14 @@ def _refine(components: dict[str, Any]) -> None:
     if "CancelJobs" in components:
         selectors = ("job_ids", "group_id", "batch_id")
         components["CancelJobs"]["oneOf"] = [{"required": [name]} for name in selectors]
+    if "UpdatePolicy" in components:
+        components["UpdatePolicy"]["oneOf"] = [
+            {"properties": {"how": {"const": "none"}, "path": {"type": "null"}}, "required": ["how"]},
+            {
+                "properties": {"how": {"enum": ["reload", "lora"]}, "path": {"type": "string"}},
+                "required": ["how", "path"],
+            },
+        ]
     if "SubmitJob" in components:
         by_source = {"properties": {"data_source": {"type": "string"}}, "required": ["data_source"]}
         components["SubmitJob"]["anyOf"] = [

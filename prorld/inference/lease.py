@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 import trio
 
 from prorld.errors import BackendError, NoBackend
 from prorld.inference.contract import Capabilities, Generation, GenerationRequest
+from prorld.inference.policy_gate import Flight
 from prorld.inference.pool_entry import PoolEntry
 
-__all__ = ["Lease", "LeaseDesk"]
+__all__ = ["Door", "Lease", "LeaseDesk"]
+
+# What a call passes on its way to an engine and back: the gate of its policy, as the one who calls sees it.
+Door = Callable[[str, Capabilities, GenerationRequest], AbstractContextManager[Flight]]
 
 
 class LeaseDesk(Protocol):
@@ -62,30 +67,39 @@ class Lease:
         """What the last probe of the engine held now found."""
         return self._entry.found
 
-    async def generate(self, request: GenerationRequest) -> Generation:
+    async def generate(self, request: GenerationRequest, door: Door | None = None) -> Generation:
         """Sample on the engine held now, in a place within its bound; how the call went is counted.
 
-        ``NoBackend`` says that this engine is gone and that ``migrate`` is the way on.
+        ``NoBackend`` says that this engine is gone and that ``migrate`` is the way on. ``door`` is passed when there is
+        a place, so that nothing that waited for one gets by a gate that was closed meanwhile.
         """
         entry = self._entry
         self._assert_there(entry)
         async with entry.limiter:
             # It may have died while this call waited for its place.
             self._assert_there(entry)
-            entry.calls_total += 1
-            entry.row.inflight += 1
-            began, result, sampled = trio.current_time(), "cancelled", 0
-            try:
-                generation = await entry.backend.generate(request)
-                result, sampled = "ok", len(generation.token_ids)
-            except BackendError as error:
-                result = error.stable_code
-                self._desk.failed(entry, error)
-                raise
-            finally:
-                entry.row.inflight -= 1
-                seconds = trio.current_time() - began
-                self._desk.count(entry, result, seconds, prompted=len(request.token_ids), sampled=sampled)
+            if door is None:
+                return await self._ask(entry, request, None)
+            with door(self.backend_id, entry.found, request) as flight:
+                return await self._ask(entry, flight.request, flight)
+
+    async def _ask(self, entry: PoolEntry, request: GenerationRequest, flight: Flight | None) -> Generation:
+        entry.calls_total += 1
+        entry.row.inflight += 1
+        began, result, sampled = trio.current_time(), "cancelled", 0
+        try:
+            generation = await entry.backend.generate(request)
+            if flight is not None:
+                generation = flight.believe(generation)
+            result, sampled = "ok", len(generation.token_ids)
+        except BackendError as error:
+            result = error.stable_code
+            self._desk.failed(entry, error)
+            raise
+        finally:
+            entry.row.inflight -= 1
+            seconds = trio.current_time() - began
+            self._desk.count(entry, result, seconds, prompted=len(request.token_ids), sampled=sampled)
         self._desk.succeeded(entry)
         return generation
 

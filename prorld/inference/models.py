@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from prorld.domain.job import JobSpec
 from prorld.inference.contract import Turn
 from prorld.inference.policies import Policies
+from prorld.inference.policy_gate import PolicyGate
 from prorld.inference.pool import BackendPool
 from prorld.inference.session import ModelSession
 from prorld.kit.lanes import Lane
@@ -21,10 +22,18 @@ __all__ = ["PooledModels"]
 class PooledModels:
     """Sessions on engines of the pool."""
 
-    def __init__(self, pool: BackendPool, policies: Policies, lane: Lane) -> None:
+    def __init__(
+        self,
+        pool: BackendPool,
+        policies: Policies,
+        lane: Lane,
+        gate: Callable[[str], PolicyGate | None] = lambda _: None,
+    ) -> None:
+        """``gate`` finds that of a policy; without one, policies never change."""
         self._pool = pool
         self._policies = policies
         self._lane = lane
+        self._gate = gate
 
     @asynccontextmanager
     async def open(
@@ -35,7 +44,15 @@ class PooledModels:
             renderer = await self._policies.renderer(
                 spec.policy, spec.sampling.chat_template_kwargs, model_path=lease.capabilities.model_path
             )
-            yield ModelSession(spec, attempt, renderer=renderer, lease=lease, lane=self._lane, on_turn=on_turn)
+            yield ModelSession(
+                spec,
+                attempt,
+                renderer=renderer,
+                lease=lease,
+                lane=self._lane,
+                on_turn=on_turn,
+                gate=self._gate(spec.policy),
+            )
 
     def served(self, policy: str) -> Collection[int | None]:
         """The versions that the policy's engines have now; ``None`` for an engine that does not say."""

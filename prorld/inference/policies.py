@@ -6,7 +6,7 @@ A renderer is made once per policy and set of template variables, in a thread, a
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ class PolicySource(msgspec.Struct, frozen=True, kw_only=True):
     tokenizer: str | None = None
     renderer: str | None = None
     chat_template_kwargs: dict[str, Any] = {}
+    max_staleness: int | None = None
 
 
 class Policies:
@@ -44,9 +45,37 @@ class Policies:
         self._renderers: OrderedDict[tuple[str, bytes], Renderer] = OrderedDict()
         self._loading = trio.Lock()
 
-    def names(self) -> Iterable[str]:
-        """The policies there are."""
+    def names(self) -> Collection[str]:
+        """The policies there are, also those that come later."""
         return self._sources.keys()
+
+    def source(self, policy: str) -> PolicySource:
+        """Where one's tokens come from."""
+        return self._sources[policy]
+
+    def put(self, policy: str, source: PolicySource) -> None:
+        """Make or change a policy; sessions that are open keep the renderer that they have."""
+        if self._sources.get(policy) == source:
+            return
+        self._sources[policy] = source
+        self._drop_renderers(policy)
+
+    def forget(self, policy: str) -> None:
+        """As if it had never been."""
+        self._sources.pop(policy, None)
+        self._drop_renderers(policy)
+
+    async def check(self, source: PolicySource) -> None:
+        """``RendererError`` where its tokenizer can't be loaded."""
+        if source.tokenizer is None:
+            await trio.lowlevel.checkpoint()
+            return
+        async with self._loading:
+            await self._tokenizer(source.tokenizer)
+
+    def _drop_renderers(self, policy: str) -> None:
+        for key in [key for key in self._renderers if key[0] == policy]:
+            del self._renderers[key]
 
     async def renderer(
         self, policy: str, chat_template_kwargs: Mapping[str, Any], *, model_path: str | None = None

@@ -8,24 +8,27 @@ It decides by ``prorld.domain.backends`` and ``affinity``, and never looks into 
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from typing import Protocol
 
+import msgspec
 import structlog
 import trio
 from structlog.typing import FilteringBoundLogger
 
 from prorld.domain.backends import BackendRow, BackendState, BackendTable
+from prorld.domain.versions import PolicyVersion
 from prorld.errors import BackendError, BadRequest, Conflict, NoBackend, NotFound, Overloaded
 from prorld.inference.affinity import GroupHomes, shared_home, slack_of
 from prorld.inference.contract import Backend, Capabilities
 from prorld.inference.lease import Lease
-from prorld.inference.pool_entry import PoolEntry, is_strike, is_unreachable
+from prorld.inference.pool_entry import PoolEntry, Quarantine, QuarantineCode, is_strike, is_unreachable
 from prorld.kit.cleanup import shielded
 from prorld.metrics import Metrics
 from prorld.wire.ops import AddBackend, BackendInfo, BackendList
 
-__all__ = ["BackendFactory", "BackendPool"]
+__all__ = ["BackendFactory", "BackendPool", "VersionKeeper"]
 
 log: FilteringBoundLogger = structlog.get_logger()
 
@@ -47,8 +50,23 @@ FORGIVE_SECONDS = 10.0
 DOWN_SECONDS_MIN = 5.0
 
 
+class VersionKeeper(Protocol):
+    """Who knows the policies and their versions."""
+
+    def must_know(self, policy: str) -> None:
+        """``Impossible`` for a policy that there is not."""
+        ...
+
+    def objection(self, policy: str, found: Capabilities, *, is_new: bool) -> str | None:
+        """Why an engine of which a probe found this may not serve the policy now; ``None`` where it may."""
+        ...
+
+
 class BackendPool:
-    """The engines of all policies. ``factories`` maps a kind to what makes its client."""
+    """The engines of all policies. ``factories`` maps a kind to what makes its client.
+
+    ``keeper`` looks at every engine that comes or comes back; without one, all are taken as they are.
+    """
 
     def __init__(self, factories: Mapping[str, BackendFactory], metrics: Metrics) -> None:
         self._factories = dict(factories)
@@ -61,6 +79,7 @@ class BackendPool:
         self._generation = 0
         self._changed = trio.Event()
         self._closed = False
+        self.keeper: VersionKeeper | None = None
 
     # --- who is there -------------------------------------------------------------------------------------------------
 
@@ -83,6 +102,25 @@ class BackendPool:
             if entry.request.policy == policy and entry.takes_calls
         )
 
+    def entries(self, policy: str) -> Sequence[PoolEntry]:
+        """The engines of a policy, for whoever changes their weights."""
+        return [entry for entry in self._entries.values() if entry.request.policy == policy]
+
+    def put_out(self, entry: PoolEntry, code: QuarantineCode, message: str) -> None:
+        """It may not serve from now on. Leases on it go elsewhere at their next call."""
+        entry.quarantine = Quarantine(code, message)
+        self._homes.forget_backend(entry.backend_id)
+        if entry.row.state is not BackendState.DOWN:
+            self._set_state(entry, BackendState.QUARANTINED)
+        log.error("backend.quarantined", backend=entry.backend_id, policy=entry.request.policy, reason=message)
+
+    def let_in(self, entry: PoolEntry, version: PolicyVersion) -> None:
+        """It serves this version, and has nothing against it any more."""
+        entry.found = msgspec.structs.replace(entry.found, weights=version)
+        entry.quarantine = None
+        if entry.row.state is not BackendState.DOWN:
+            self._set_state(entry, entry.reachable_state)
+
     def check(self, request: AddBackend) -> None:
         """``BadRequest`` for a kind that has no client or an address that can't be; asks nobody."""
         self._make(request)
@@ -90,9 +128,11 @@ class BackendPool:
     async def add(self, request: AddBackend) -> BackendInfo:
         """Probe an engine and take it in.
 
-        Raises ``BadRequest`` for a kind or address that can't be, ``Conflict`` for one that is there, ``BackendError``
-        when the probe fails.
+        Raises ``BadRequest`` for a kind or address that can't be, ``Impossible`` for a policy that there is not,
+        ``Conflict`` for one that is there, ``BackendError`` when the probe fails.
         """
+        if self.keeper is not None:
+            self.keeper.must_know(request.policy)
         with self._reservation(request):
             backend = self._make(request)
             try:
@@ -136,6 +176,11 @@ class BackendPool:
         row = BackendRow(backend_id=backend_id, weight=request.weight, max_inflight=request.max_inflight)
         entry = PoolEntry(row, request, backend, found)
         self._entries[backend_id] = entry
+        objection = None if self.keeper is None else self.keeper.objection(request.policy, found, is_new=True)
+        if objection is not None:
+            row.state = BackendState.QUARANTINED
+            entry.quarantine = Quarantine("version", objection)
+            log.error("backend.quarantined", backend=backend_id, policy=request.policy, reason=objection)
         self._tables.setdefault(request.policy, BackendTable()).add(row)
         self._note_change()
         log.info("backend.added", backend=backend_id, policy=request.policy, kind=request.kind, url=request.url)
@@ -325,8 +370,16 @@ class BackendPool:
         entry.row.strikes = 0
         if found.model != entry.found.model:
             # Its tokens would be another model's under this policy's name. Whoever wants that adds it anew.
+            words = f"it serves {found.model} now and not {entry.found.model}; remove it and add it anew"
+            entry.quarantine = Quarantine("model", words)
+        elif entry.quarantine is None or entry.quarantine.code == "version":
+            policy = entry.request.policy
+            objection = None if self.keeper is None else self.keeper.objection(policy, found, is_new=False)
+            entry.quarantine = None if objection is None else Quarantine("version", objection)
+            entry.found = found
+        if entry.quarantine is not None:
             self._set_state(entry, BackendState.QUARANTINED)
-            log.error("backend.quarantined", backend=entry.backend_id, model=found.model, expected=entry.found.model)
+            log.error("backend.quarantined", backend=entry.backend_id, reason=entry.quarantine.message)
             return
         entry.found = found
         self._set_state(entry, entry.reachable_state)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Literal, NamedTuple
 
 import trio
 
@@ -11,7 +12,17 @@ from prorld.errors import BackendError, ContextOverflow, EngineBusy
 from prorld.inference.contract import Backend, Capabilities, EngineLoad
 from prorld.wire.ops import AddBackend, BackendInfo
 
-__all__ = ["PoolEntry", "is_strike", "is_unreachable"]
+__all__ = ["PoolEntry", "Quarantine", "QuarantineCode", "is_strike", "is_unreachable"]
+
+# ``model``: it serves another one. ``version``: it says another one. ``failed``: it did not take one, or not surely.
+QuarantineCode = Literal["model", "version", "failed"]
+
+
+class Quarantine(NamedTuple):
+    """Why an engine may not serve, although it answers."""
+
+    code: QuarantineCode
+    message: str
 
 
 class PoolEntry:
@@ -28,6 +39,7 @@ class PoolEntry:
         self.errors_total = 0
         self.missed = 0
         self.draining = False
+        self.quarantine: Quarantine | None = None
         self.removed = False
         self.in_check = False
         self.struck_at = -math.inf
@@ -40,6 +52,8 @@ class PoolEntry:
     @property
     def reachable_state(self) -> BackendState:
         """What it is while it answers."""
+        if self.quarantine is not None:
+            return BackendState.QUARANTINED
         if self.draining:
             return BackendState.DRAINING
         return BackendState.SUSPECT if self.row.strikes else BackendState.UP
@@ -69,6 +83,7 @@ class PoolEntry:
             node=self.request.node,
             details={
                 **self.found.details,
+                **({} if self.quarantine is None else {"quarantine": self.quarantine.message}),
                 "assigned_total": self.row.assigned_total,
                 "engine_running": self.load.running,
                 "engine_waiting": self.load.waiting,

@@ -8,7 +8,7 @@ one. It never renders, never parses text by itself and never chooses an engine.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, contextmanager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager, nullcontext
 from typing import Protocol
 
 import msgspec
@@ -19,11 +19,15 @@ from prorld.domain.calls import CallParams, CallRecord
 from prorld.domain.job import JobSpec, TokenCounts, effective_seed
 from prorld.domain.messages import Message, ToolSchema
 from prorld.domain.outcome import StopReason
-from prorld.errors import BackendError, ContextOverflow, EngineBusy, HandlerError, NoBackend
+from prorld.domain.versions import PolicyVersion
+from prorld.errors import BackendError, ContextOverflow, EngineBusy, HandlerError, NoBackend, Stale
 from prorld.inference.checks import checked_finish, checked_logprobs, checked_sampled, checked_spans
 from prorld.inference.contract import Capabilities, Generation, GenerationRequest, Model, Turn
 from prorld.inference.conversation import Conversation
+from prorld.inference.lease import Door
+from prorld.inference.policy_gate import Flight, PolicyGate
 from prorld.inference.text_view import ConversationView
+from prorld.kit.allowance import Allowance
 from prorld.kit.lanes import Lane
 from prorld.tokens.context import TokenContext
 from prorld.tokens.contract import ParsedTurn, Renderer
@@ -50,8 +54,11 @@ class EngineLease(Protocol):
         """What that engine can."""
         ...
 
-    async def generate(self, request: GenerationRequest) -> Generation:
-        """Sample on the engine that is leased now; waits where it has no place. Raises ``BackendError``."""
+    async def generate(self, request: GenerationRequest, door: Door | None = None) -> Generation:
+        """Sample on the engine that is leased now; waits where it has no place, then passes the door.
+
+        Raises ``BackendError``.
+        """
         ...
 
     async def migrate(self) -> None:
@@ -71,8 +78,12 @@ class ModelSession:
         lease: EngineLease,
         lane: Lane,
         on_turn: Callable[[int, Turn], None] | None = None,
+        gate: PolicyGate | None = None,
     ) -> None:
-        """``on_turn`` is told the number and the content of every turn in which the policy spoke; it must not block."""
+        """``on_turn`` is told the number and the content of every turn in which the policy spoke; it must not block.
+
+        Every call goes through the policy's ``gate``; without one the policy never changes.
+        """
         self._spec = spec
         self._attempt = attempt
         # Job ids are unique per tenant only, and engines serve all tenants.
@@ -80,6 +91,9 @@ class ModelSession:
         self._renderer = renderer
         self._lease = lease
         self._on_turn = on_turn
+        self._gate = gate
+        self._allowance: Allowance | None = None
+        self._oldest: list[PolicyVersion] = []
         # The context of the conversation that has the floor.
         self._context = TokenContext(renderer)
         self._main = Conversation(self._context, lane=lane, floor=trio.Lock(), speak=self._turn_in)
@@ -182,11 +196,11 @@ class ModelSession:
             raise HandlerError(f"a turn of {max_tokens} tokens is no turn")
         asked = self._spec.sampling.max_tokens if max_tokens is None else max_tokens
         speaking = _Speaking(min(asked, self._spec.sampling.max_tokens, self._tokens_left()))
-        began = trio.current_time()
+        began, held = trio.current_time(), self._held_s()
         try:
             overflow = await self._speak(speaking)
         finally:
-            self._llm_s += trio.current_time() - began
+            self._llm_s += trio.current_time() - began - (self._held_s() - held)
             self._turns += bool(speaking.sampled)
         said = speaking.said or self._cut_off(speaking)
         turn = Turn(
@@ -200,6 +214,27 @@ class ModelSession:
         if speaking.sampled and self._on_turn is not None:
             self._on_turn(self._turns - 1, turn)
         return turn
+
+    @contextmanager
+    def under(self, allowance: Allowance) -> Iterator[None]:
+        """In the block, what the session waits for because its policy is paused does not count against this."""
+        self._allowance = allowance
+        try:
+            yield
+        finally:
+            self._allowance = None
+
+    def must_be_fresh(self) -> None:
+        """``Stale`` when the policy has left behind what was sampled, by more than the job allows."""
+        if self._gate is None:
+            return
+        limit = self._gate.max_staleness if self._spec.max_staleness is msgspec.UNSET else self._spec.max_staleness
+        if self._gate.is_stale(self._oldest, limit):
+            now, oldest = self._gate.version, min(self._oldest)
+            raise Stale(f"sampled from {oldest.label} on, and the policy has {now.label}; allowed are {limit} versions")
+
+    def _held_s(self) -> float:
+        return 0.0 if self._allowance is None else self._allowance.held_s
 
     def _cut_off(self, speaking: _Speaking) -> ParsedTurn:
         """What there is of a turn that was interrupted and finds no room to go on."""
@@ -236,14 +271,15 @@ class ModelSession:
             limit = min(speaking.left, self._room())
             if limit < 1:
                 return True
+            await self._at_the_gate()
+            self.must_be_fresh()
             try:
                 generation = await self._call(limit)
             except ContextOverflow:
                 return True
             except EngineBusy:
                 idle += 1
-                with self._lacks(EngineBusy.code):
-                    await _wait_for_engine(idle)
+                await self._wait_for_engine(idle)
                 continue
             except BackendError as exc:
                 if not exc.may_retry or migrations >= MIGRATIONS_MAX:
@@ -257,8 +293,23 @@ class ModelSession:
                 self._take(generation, limit, speaking)
             else:
                 idle += 1
-                await _wait_for_engine(idle)
+                await self._wait_for_engine(idle)
         return False
+
+    async def _at_the_gate(self) -> None:
+        """Wait while the policy is paused. That is not the job's doing, so it costs nothing."""
+        if self._gate is None or self._gate.is_open:
+            return
+        with nullcontext() if self._allowance is None else self._allowance.held():
+            while not self._gate.is_open:
+                await self._gate.wait_open()
+
+    async def _wait_for_engine(self, times: int) -> None:
+        """Longer each time, up to a bound, under the deadline of the stage; a paused policy is waited for elsewhere."""
+        if self._gate is not None and not self._gate.is_open:
+            return
+        with self._lacks(EngineBusy.code):
+            await trio.sleep(min(BUSY_WAIT_MAX_S, BUSY_WAIT_MIN_S * 2 ** min(times - 1, 10)))
 
     @contextmanager
     def _lacks(self, what: str) -> Iterator[None]:
@@ -282,9 +333,15 @@ class ModelSession:
             priority=spec.priority,
             view=ConversationView(self._renderer, self._context),
         )
-        generation = await self._lease.generate(request)
+        generation = await self._lease.generate(request, None if self._gate is None else self._door)
         _check(generation, limit)
         return generation
+
+    def _door(self, backend_id: str, found: Capabilities, request: GenerationRequest) -> AbstractContextManager[Flight]:
+        """The gate, as this session passes it. The version may have changed while the call waited for its place."""
+        assert self._gate is not None
+        self.must_be_fresh()
+        return self._gate.through(backend_id, found, request, self._allowance)
 
     def _take(self, generation: Generation, limit: int, speaking: _Speaking) -> None:
         """The one place where sampled tokens, their record and the budgets change, all or none."""
@@ -302,11 +359,20 @@ class ModelSession:
             said=None if said is None else said.as_message(),
         )
         self._calls.append(record)
+        self._remember(generation)
         self._sampled += sampled
         speaking.left -= sampled
         speaking.sampled += sampled
         speaking.said = said
         speaking.stopped = generation.finish == "stop"
+
+    def _remember(self, generation: Generation) -> None:
+        """The oldest version of each epoch, and the newest: nothing else decides whether it is too old."""
+        found = {PolicyVersion(span.epoch, span.version) for span in generation.versions if span.version is not None}
+        every = sorted(found.union(self._oldest))
+        epochs = {version.epoch for version in every}
+        ends = ([version for version in every if version.epoch == epoch] for epoch in epochs)
+        self._oldest = sorted({end for of in ends for end in (of[0], of[-1])})
 
     def _record(self, generation: Generation, n: int) -> CallRecord:
         branch = self._context.current
@@ -365,8 +431,3 @@ def _numbered(said: ParsedTurn, turn: int) -> ParsedTurn:
         msgspec.structs.replace(call, id=f"call_{turn}_{index}") for index, call in enumerate(said.tool_calls)
     )
     return msgspec.structs.replace(said, tool_calls=calls)
-
-
-async def _wait_for_engine(times: int) -> None:
-    """Wait longer each time, up to a bound; the stage's deadline ends the waiting."""
-    await trio.sleep(min(BUSY_WAIT_MAX_S, BUSY_WAIT_MIN_S * 2 ** min(times - 1, 10)))

@@ -15,6 +15,7 @@ from structlog.typing import FilteringBoundLogger
 from prorld.domain.outcome import STAGES
 from prorld.handlers.registry import Registry
 from prorld.inference.policies import Policies
+from prorld.inference.policy_control import PolicyControl
 from prorld.inference.pool import BackendPool
 from prorld.kit.loop_lag import LoopLag
 from prorld.ops.health import Check, Health, Kind, Trouble
@@ -36,7 +37,9 @@ ENGINES_NAMED_MAX = 4
 
 KINDS = (
     Kind(code="draining", severity="error"),
+    Kind(code="policy_paused", severity="error"),
     Kind(code="no_backend", severity="error"),
+    Kind(code="engine_quarantined", severity="warning"),
     Kind(code="no_handlers", severity="error"),
     Kind(code="handlers_broken", severity="warning"),
     # A warden that died is replaced within a second; jobs that met the gap try again.
@@ -76,6 +79,7 @@ class Parts:
     supervisor: Supervisor
     pool: BackendPool
     policies: Policies
+    control: PolicyControl
     registry: Registry
     warden: Warden
     lag: LoopLag
@@ -89,7 +93,9 @@ def checks(parts: Parts) -> list[Check]:
     """One check for each kind."""
     looks: dict[str, Callable[[Parts], Sequence[Trouble]]] = {
         "draining": _draining,
+        "policy_paused": _policy_paused,
         "no_backend": _no_backend,
+        "engine_quarantined": _engine_quarantined,
         "no_handlers": _no_handlers,
         "handlers_broken": _handlers_broken,
         "warden_down": _warden_down,
@@ -120,6 +126,26 @@ def _draining(parts: Parts) -> list[Trouble]:
     if not parts.supervisor.draining:
         return []
     return [Trouble("no new jobs are taken", "wait for the daemon to end and start it again")]
+
+
+def _policy_paused(parts: Parts) -> list[Trouble]:
+    return [
+        Trouble(
+            f"policy {name} is paused by {pause.holder} since {pause.since}",
+            f"its holder resumes it, or an admin: `prorld policies resume {name}`",
+        )
+        for name, pause in parts.control.paused()
+    ]
+
+
+def _engine_quarantined(parts: Parts) -> list[Trouble]:
+    found = parts.control.quarantined()
+    more = len(found) - ENGINES_NAMED_MAX
+    shown = [
+        Trouble(f"engine {backend_id} of policy {policy} is kept out: {words}", "`prorld policies update` names it")
+        for policy, backend_id, words in found[:ENGINES_NAMED_MAX]
+    ]
+    return shown + ([Trouble(f"and {more} more engines are kept out", "see GET /v1/backends")] if more > 0 else [])
 
 
 def _no_backend(parts: Parts) -> list[Trouble]:

@@ -15,6 +15,7 @@ from prorld import __version__
 from prorld.domain.outcome import STAGES
 from prorld.handlers.registry import Registry
 from prorld.inference.policies import Policies
+from prorld.inference.policy_control import PolicyControl
 from prorld.inference.pool import BackendPool
 from prorld.kit.loop_lag import LoopLag
 from prorld.metrics import Metrics
@@ -36,6 +37,7 @@ class Views:
     registry: Registry
     runtime: SandboxRuntime
     policies: Policies
+    control: PolicyControl
     metrics: Metrics
     lag: LoopLag
     health: Health
@@ -79,4 +81,7 @@ class Views:
         for stage in STAGES:
             gate = getattr(stages, stage)
             self.metrics.stage_seen(stage, workers=gate.workers, active=gate.active, waiting=gate.waiting)
+        cut = self.control.cut_total()
+        for policy, closed_s in self.control.closed_s().items():
+            self.metrics.policy_seen(policy, closed_s=closed_s, cut=cut[policy])
         return self.metrics.page()

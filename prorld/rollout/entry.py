@@ -14,6 +14,7 @@ from prorld.errors import NoBackend
 from prorld.handlers.base import AgentHandler, Grade, RunResult
 from prorld.inference.contract import Turn
 from prorld.inference.session import ModelSession
+from prorld.kit.allowance import Allowance
 from prorld.rollout.clock import Clock
 from prorld.rollout.events import EventLog
 from prorld.wire.events import JobEvent
@@ -57,6 +58,7 @@ class JobEntry:
         self.waiting_for: Stage | None = "init"
         self._waits_told: Stage | None = None
         self.stage: Stage | None = None
+        self.allowance: Allowance | None = None
         self.timing = Timing()
         self.attempts: list[Attempt] = []
         self.session: ModelSession | None = None
@@ -157,6 +159,8 @@ class JobEntry:
         """The record as it is now."""
         spec, session = self.spec, self.session
         timing = msgspec.structs.replace(self.timing)
+        if self.allowance is not None:
+            timing.paused_s += self.allowance.held_s
         if session is not None and self._attempt_started is not None:
             timing.llm_s += session.llm_s
         return JobRecord(

@@ -40,6 +40,7 @@ from prorld.errors import (
     RendererError,
     RolloutError,
     SandboxError,
+    Stale,
     chain,
     leaves,
 )
@@ -170,8 +171,11 @@ async def _stages(entry: JobEntry, world: World, budget: TotalBudget, job: Attem
         entry.wants_engine = True
         async with world.models.open(entry.spec, job.attempt, entry.spoke) as session:
             entry.wants_engine = False
-            with job.lend_model(session):
-                return await handler.run(job)
+            assert entry.allowance is not None
+            with session.under(entry.allowance), job.lend_model(session):
+                result = await handler.run(job)
+            session.must_be_fresh()
+            return result
 
     async with world.gates.ahead(entry) as makes_room:
         await _stage(entry, world, job, budget, "init", init, type(None))
@@ -245,10 +249,10 @@ def _sound(result: object, stage: Stage, returns: type[T]) -> T:
 
 
 def _is_infrastructure(exc: BaseException) -> bool:
-    """Whether an error is of an engine or a sandbox, or of a grader that could not do its work."""
+    """Whether an error is of an engine, a policy or a sandbox, or of a grader that could not do its work."""
     if isinstance(exc, GraderError):
         return exc.may_retry
-    return isinstance(exc, (BackendError, RendererError, SandboxError))
+    return isinstance(exc, (BackendError, RendererError, SandboxError, Stale))
 
 
 def _interrupted(entry: JobEntry) -> Outcome:

@@ -1,6 +1,7 @@
 """A stage: a gate, a deadline that starts when the gate opens, and a nursery of its own.
 
-Here, and nowhere else, a stage's deadline is set. Waiting at the gate costs no budget.
+Here, and nowhere else, a stage's deadline is set. Waiting at the gate costs no budget, and neither does waiting for a
+policy that is paused: the deadline stands still meanwhile.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import trio
 from prorld.domain.job import StageTimeouts
 from prorld.domain.outcome import STAGES, Outcome, Stage, starved, timed_out
 from prorld.errors import HandlerError
+from prorld.kit.allowance import Allowance
 from prorld.kit.gate import Gate
 from prorld.metrics import Metrics
 from prorld.rollout.entry import JobEntry
@@ -113,7 +115,8 @@ async def run_stage(
         seconds, is_total = budget.limit(stage)
         results: list[T] = []
         in_time: list[Exception] = []
-        scope = trio.CancelScope(deadline=began + seconds)
+        allowance = Allowance(seconds)
+        entry.allowance, scope = allowance, allowance.scope
         try:
             with scope:
                 async with trio.open_nursery() as nursery:
@@ -135,9 +138,11 @@ async def run_stage(
                 raise StageTimedOut(_time_is_up(entry, stage, seconds, total=is_total)) from exc
             raise
         finally:
-            spent = trio.current_time() - began
+            entry.allowance = None
+            spent = trio.current_time() - began - allowance.held_s
             budget.spend(spent)
             entry.timing.ran(stage, spent)
+            entry.timing.paused_s += allowance.held_s
             metrics.stage_passed(stage, waited_s=began - asked, ran_s=spent)
             entry.leaves(stage)
         if not results and not scope.cancelled_caught:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Sequence
 from functools import partial
 from typing import Any
 
@@ -51,10 +51,11 @@ CAPTURES: frozenset[str] = frozenset()
 class Supervisor:
     """The book of jobs. ``run`` is the actor."""
 
-    def __init__(self, world: World, handlers: Registry, *, policies: Iterable[str], limits: SupervisorLimits) -> None:
+    def __init__(self, world: World, handlers: Registry, *, policies: Container[str], limits: SupervisorLimits) -> None:
+        """``policies`` may grow while the supervisor runs."""
         self._world = world
         self._handlers = handlers
-        self._policies = frozenset(policies)
+        self._policies = policies
         self._limits = limits
         self._mailbox: Mailbox[Submit | Ping] = Mailbox("supervisor", limits.mailbox_size)
         self._book = Book(count_max=limits.results_max_count, bytes_max=limits.results_max_bytes)

@@ -9,7 +9,16 @@ from msgspec import UNSET, Meta, UnsetType
 
 from prorld.domain.branch import VersionSpan
 from prorld.domain.ids import CLIENT_ID_PATTERN
-from prorld.domain.job import AgentLimits, Attempt, JobState, Sampling, StageTimeouts, Timing, TokenCounts
+from prorld.domain.job import (
+    AgentLimits,
+    Attempt,
+    JobState,
+    MaxStaleness,
+    Sampling,
+    StageTimeouts,
+    Timing,
+    TokenCounts,
+)
 from prorld.domain.outcome import Outcome, Stage, StopReason, Verdict
 
 __all__ = [
@@ -49,6 +58,7 @@ class SubmitJob(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     group_id: ClientId | None = None
     sample_index: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
     max_attempts: Annotated[int, Meta(ge=1, le=10)] = 2
+    max_staleness: MaxStaleness | UnsetType = UNSET
     capture: Annotated[list[Name], Meta(max_length=8)] = []
     metadata: dict[str, Any] = {}
     callback_url: Annotated[str, Meta(max_length=2048)] | None = None

@@ -8,6 +8,7 @@ from prorld.client import Client
 from prorld.wire.jobs import SubmitJob
 from prorld.wire.looks import ReevaluationState
 from prorld.wire.ops import AddBackend
+from prorld.wire.policies import BackendResult, PutPolicy
 from prorld.wire.trajectory import unpacked
 from tests.http.live import live_world
 from tests.http.support import ADMIN
@@ -37,6 +38,15 @@ def use(address: str) -> None:
         assert client.backends().items == []
         assert client.sandboxes().items == []
         assert client.tasks().root.name == "root"
+        assert client.put_policy("other", PutPolicy(max_staleness=2)).max_staleness == 2
+        assert [info.name for info in client.policies()] == ["default", "other"]
+        paused = client.pause_policy("default", mode="keep", pause_id="mine")
+        assert client.pause_policy("default", mode="keep", pause_id="mine") == paused
+        assert client.resume_policy("default", "mine", 3).backends == [BackendResult(id="b-1", ok=True, version=3)]
+        update = client.update_policy("default", 4, path="/weights")
+        assert client.wait_update("default", update.update_id, within_s=10).state == "done"
+        assert [update.version for update in client.updates("default")] == [4]
+        assert client.policy("default").version == 4
         assert client.drain().draining
 
 

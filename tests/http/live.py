@@ -16,7 +16,7 @@ class LiveWorld(World):
     """A server in front of a room."""
 
     def __init__(self, made: Room, **options: Any) -> None:
-        super().__init__(service=made.supervisor, looks=made.looks, **options)
+        super().__init__(service=made.supervisor, looks=made.looks, policies=made.policies, **options)
         self.room = made
 
 

@@ -21,6 +21,11 @@ from prorld.http.app import App, create_app
 from prorld.http.auth import ADMIN_TENANT, Auth, Role, TokenBook, TokenEntry
 from prorld.http.deps import HttpDeps
 from prorld.http.serve import HttpServer, run_http
+from prorld.inference.policies import Policies, PolicySource
+from prorld.inference.policy_control import PolicyControl
+from prorld.inference.pool import BackendPool
+from prorld.kit.lanes import Lane
+from prorld.metrics import Metrics
 from prorld.rollout.clock import SystemClock
 from prorld.rollout.events import Feed
 from prorld.wire.events import JobEvent
@@ -51,6 +56,7 @@ from prorld.wire.trajectory import (
     branch_doc,
     packed_branch,
 )
+from tests.rollout.support import KeptPolicies
 
 ADMIN = "admin-token-0123456789"
 ALICE = "alice-token-0123456789"
@@ -380,6 +386,12 @@ class FakeBackends:
             raise NotFound("no such engine")
 
 
+def no_policies() -> PolicyControl:
+    """One policy without an engine."""
+    metrics, sources = Metrics(), Policies({"default": PolicySource()}, Lane("policies", 1))
+    return PolicyControl(BackendPool({}, metrics), sources, KeptPolicies(), metrics, lambda: AT)
+
+
 class World:
     """An application over the fakes."""
 
@@ -390,12 +402,15 @@ class World:
         body_bytes_max: int = 1 << 20,
         service: Any = None,
         looks: Any = None,
+        policies: PolicyControl | None = None,
         hold_s_max: float = 60.0,
     ) -> None:
         self.clients: list[Client] = []
         self.service = service or FakeService()
         self.looks = looks or FakeLooks(self.service)
         self.backends = FakeBackends()
+        self.policies = policies or no_policies()
+        self.runs_policies = policies is None
         self.missing: list[Condition] = []
         self.sandboxes: list[SandboxRow] = []
         self.app: App = create_app(
@@ -403,6 +418,7 @@ class World:
                 service=self.service,
                 looks=self.looks,
                 backends=self.backends,
+                policies=self.policies,
                 handlers=lambda: HandlerList(items=[HandlerInfo(name="fake", version="1", origin="tests")]),
                 sandboxes=lambda: SandboxList(items=self.sandboxes),
                 ready=lambda: Ready(ready=not self.missing, missing=self.missing),
@@ -432,6 +448,8 @@ class World:
 
     async def serve(self, nursery: trio.Nursery, bind: str = "127.0.0.1:0", **options: Any) -> HttpServer:
         """Start the server in ``nursery``."""
+        if self.runs_policies:
+            await nursery.start(self.policies.run)
         self.server: HttpServer = await nursery.start(partial(run_http, self.app, bind=bind, **options))
         return self.server
 

@@ -17,6 +17,7 @@ from prorld.domain.job import JobSpec, Sampling
 from prorld.domain.messages import Message, system, tool_result, user
 from prorld.errors import BackendError, ConfigError, MalformedReply
 from prorld.inference.contract import Capabilities, Generation, GenerationRequest
+from prorld.inference.lease import Door
 from prorld.inference.openai import OpenAIBackend
 from prorld.inference.openai_text import TextBackend
 from prorld.inference.openai_wire import REPLY, lined_up, text_of
@@ -251,10 +252,10 @@ class OneEngine:
         self.backend_id = "b-1"
         self.requests: list[GenerationRequest] = []
 
-    async def generate(self, wish: GenerationRequest) -> Generation:
+    async def generate(self, request: GenerationRequest, door: Door | None = None) -> Generation:
         """Ask it."""
-        self.requests.append(wish)
-        return await self._backend.generate(wish)
+        self.requests.append(request)
+        return await self._backend.generate(request)
 
     async def migrate(self) -> None:
         """There is no other."""

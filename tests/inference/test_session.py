@@ -18,6 +18,7 @@ from prorld.domain.outcome import StopReason
 from prorld.errors import BackendError, ContextOverflow, EngineBusy, HandlerError, MalformedReply, NoBackend
 from prorld.inference.contract import Capabilities, Generation, GenerationRequest, Model
 from prorld.inference.conversation import INLINE_CHARS_MAX
+from prorld.inference.lease import Door
 from prorld.inference.session import MIGRATIONS_MAX, ROOM_MIN, ModelSession
 from prorld.kit.lanes import Lane
 from prorld.tokens.jinja_renderer import JinjaRenderer
@@ -66,7 +67,7 @@ class ScriptedLease:
         """A new engine after each move."""
         return f"b-{self.moves}"
 
-    async def generate(self, request: GenerationRequest) -> Generation:
+    async def generate(self, request: GenerationRequest, door: Door | None = None) -> Generation:
         """The next step."""
         await trio.lowlevel.checkpoint()
         self.requests.append(request)
@@ -395,7 +396,7 @@ async def test_cancelling_a_call_leaves_the_trajectory_whole() -> None:
     """A call that was cancelled never happened."""
 
     class Stuck(ScriptedLease):
-        async def generate(self, request: GenerationRequest) -> Generation:
+        async def generate(self, request: GenerationRequest, door: Door | None = None) -> Generation:
             await trio.sleep_forever()
             raise AssertionError
 

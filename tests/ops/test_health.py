@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
+from prorld.domain.policy import Pause
 from prorld.kit.loop_lag import LoopLag
 from prorld.ops.conditions import KINDS, Disk, Parts, checks
 from prorld.ops.health import LOG_AFTER_S, Check, Health, Kind, Trouble
@@ -98,6 +99,16 @@ class Names:
         return ["default"]
 
 
+class _Held:
+    """Policies of which one is paused and has an engine that is kept out."""
+
+    def paused(self) -> list[tuple[str, Pause]]:
+        return [("default", Pause(pause_id="p", holder="alice", mode="abort", since="2026-01-01T00:00:00Z"))]
+
+    def quarantined(self) -> list[tuple[str, str, str]]:
+        return [("default", f"b-{n}", "it says another version") for n in range(9)]
+
+
 async def test_every_condition_can_hold_and_has_a_cure() -> None:
     """A daemon in which nothing is right shows all of them; one in which all is well shows none."""
     async with room() as here:
@@ -106,7 +117,7 @@ async def test_every_condition_can_hold_and_has_a_cure() -> None:
         assert disk.free_bytes is not None
         disk.free_bytes = 1 << 40
         parts = Parts(
-            supervisor=here.supervisor, pool=here.pool, policies=Names(), registry=here.registry,  # type: ignore[arg-type]
+            supervisor=here.supervisor, pool=here.pool, policies=Names(), control=here.policies, registry=here.registry,  # type: ignore[arg-type]
             warden=warden, lag=lag, disk=disk,  # type: ignore[arg-type]
         )  # fmt: skip
         assert {check.kind.code: list(check.look()) for check in checks(parts)} == {kind.code: [] for kind in KINDS}
@@ -116,7 +127,7 @@ async def test_every_condition_can_hold_and_has_a_cure() -> None:
         lag.note(0.5)
         disk.free_bytes = 1 << 20
         broken = Parts(
-            supervisor=_Full(here.supervisor), pool=_Nobody(), policies=Names(), registry=_Broken(),  # type: ignore[arg-type]
+            supervisor=_Full(here.supervisor), pool=_Nobody(), policies=Names(), control=_Held(), registry=_Broken(),  # type: ignore[arg-type]
             warden=warden, lag=lag, disk=disk, no_sandbox="no bubblewrap; install it", is_root=True,  # type: ignore[arg-type]
         )  # fmt: skip
         found = {check.kind.code: list(check.look()) for check in checks(broken)}

@@ -15,6 +15,7 @@ import trio
 from prorld.domain.calls import CallRecord
 from prorld.domain.messages import user
 from prorld.inference.contract import Capabilities, Generation, GenerationRequest
+from prorld.inference.lease import Door
 from prorld.inference.prometheus_text import metric_values
 from prorld.inference.session import ModelSession
 from prorld.inference.vllm import VllmBackend
@@ -55,7 +56,7 @@ class RandomLease:
         self.backend_id = "random"
         self.capabilities = found
 
-    async def generate(self, request: GenerationRequest) -> Generation:
+    async def generate(self, request: GenerationRequest, door: Door | None = None) -> Generation:
         """On one or the other."""
         return await self._dice.choice(self._backends).generate(request)
 

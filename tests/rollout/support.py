@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager
 from functools import cache
 from pathlib import Path
@@ -14,8 +14,12 @@ import trio
 
 from prorld.domain.job import JobSpec
 from prorld.domain.outcome import DEFAULT_VERDICTS
+from prorld.domain.policy import PolicyState
 from prorld.handlers.registry import Registry
 from prorld.inference.contract import Turn
+from prorld.inference.policies import Policies, PolicySource
+from prorld.inference.policy_control import PolicyControl
+from prorld.inference.policy_gate import PolicyGate
 from prorld.inference.pool import BackendPool
 from prorld.inference.session import ModelSession
 from prorld.kit.lanes import Lane
@@ -46,8 +50,9 @@ def byte_renderer() -> JinjaRenderer:
 class Models:
     """Sessions on the pool, all with one renderer: nothing is loaded in a thread, so virtual time may jump."""
 
-    def __init__(self, pool: BackendPool) -> None:
+    def __init__(self, pool: BackendPool, gate: Callable[[str], PolicyGate]) -> None:
         self._pool = pool
+        self._gate = gate
         self._lane = Lane("tests", 1)
 
     @asynccontextmanager
@@ -56,11 +61,34 @@ class Models:
     ) -> AsyncIterator[ModelSession]:
         """As ``PooledModels``."""
         async with self._pool.lease(spec.policy, group_id=spec.group_id) as lease:
-            yield ModelSession(spec, attempt, renderer=byte_renderer(), lease=lease, lane=self._lane, on_turn=on_turn)
+            yield ModelSession(
+                spec,
+                attempt,
+                renderer=byte_renderer(),
+                lease=lease,
+                lane=self._lane,
+                on_turn=on_turn,
+                gate=self._gate(spec.policy),
+            )
 
     def served(self, policy: str) -> Collection[int | None]:
         """As ``PooledModels``."""
         return self._pool.versions(policy)
+
+
+class KeptPolicies:
+    """States as they would be on disk: what the next life of a daemon finds."""
+
+    def __init__(self) -> None:
+        self.states: list[PolicyState] = []
+        self.broken: OSError | None = None
+
+    async def save(self, policies: Iterable[PolicyState]) -> None:
+        """Keep these and no others."""
+        await trio.lowlevel.checkpoint()
+        if self.broken is not None:
+            raise self.broken
+        self.states = list(policies)
 
 
 class Room:
@@ -74,33 +102,42 @@ class Room:
         workers: tuple[int, int, int] = (4, 4, 4),
         ahead: int = 8,
         limits: SupervisorLimits | None = None,
+        kept: KeptPolicies | None = None,
     ) -> None:
         self.backends = list(backends) if backends is not None else [FakeBackend(Script())]
         self.runtime = runtime or FakeRuntime()
-        waiting = {backend.url: backend for backend in self.backends}
+        self.engines = {backend.url: backend for backend in self.backends}
         self.metrics = Metrics()
-        self.pool = BackendPool({"vllm": lambda request: waiting[request.url]}, self.metrics)
+        self.pool = BackendPool({"vllm": lambda request: self.engines[request.url]}, self.metrics)
+        self.kept = kept or KeptPolicies()
+        clock = SystemClock()
+        policies = Policies({"default": PolicySource()}, Lane("policies", 1))
+        self.policies = PolicyControl(
+            self.pool, policies, self.kept, self.metrics, clock.wall, states=self.kept.states, load_s=600.0
+        )
         self.gates = Gates(init=workers[0], run=workers[1], eval=workers[2], ahead=ahead)
         self.registry = Registry()
         self.registry.add(FakeHandler())
         self.world = World(
             gates=self.gates,
             runtime=self.runtime,
-            models=Models(self.pool),
-            clock=SystemClock(),
+            models=Models(self.pool, self.policies.gate),
+            clock=clock,
             boot_id="test",
             verdicts=DEFAULT_VERDICTS,
             metrics=self.metrics,
         )
         self.supervisor = Supervisor(
-            self.world, self.registry, policies=["default"], limits=limits or SupervisorLimits()
+            self.world, self.registry, policies=policies.names(), limits=limits or SupervisorLimits()
         )
+        self.policies.tell = self.supervisor.feed.of_daemon
         self.looks = Looks(self.world, self.supervisor)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Pool and supervisor, until cancelled."""
         async with trio.open_nursery() as nursery:
             await nursery.start(self.pool.run)
+            await nursery.start(self.policies.run)
             for backend in self.backends:
                 await self.pool.add(AddBackend(url=backend.url, kind="vllm"))
             await nursery.start(self.supervisor.run)

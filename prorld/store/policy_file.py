@@ -1,0 +1,77 @@
+"""The policies' file in the state directory: written whole before anything is answered, read once at the start.
+
+A file that can't be read ends the start: to go on without it would forget a pause, or let old weights count as new.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+import trio
+
+from prorld.domain.policy import PolicyState
+from prorld.errors import ConfigError
+
+__all__ = ["POLICY_FILE", "PolicyFile"]
+
+POLICY_FILE = "policies.json"
+SCHEMA = 1
+FILE_BYTES_MAX = 64 << 20
+
+
+class _Head(msgspec.Struct, frozen=True):
+    schema: int
+
+
+class _Content(msgspec.Struct, frozen=True, kw_only=True):
+    schema: int = SCHEMA
+    policies: list[PolicyState] = []
+
+
+class PolicyFile:
+    """``policies.json`` of one state directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / POLICY_FILE
+        self._turn = trio.Lock()
+
+    def load(self) -> list[PolicyState]:
+        """What is in it; nothing where there is none. Raises ``ConfigError``."""
+        try:
+            if self._path.stat().st_size > FILE_BYTES_MAX:
+                raise ConfigError(f"{self._path} is larger than {FILE_BYTES_MAX} bytes; it is none of ours")
+            data = self._path.read_bytes()
+            schema = msgspec.json.decode(data, type=_Head).schema
+            if schema != SCHEMA:
+                raise ConfigError(f"{self._path} is of schema {schema}, and this prorld reads {SCHEMA}; {_CURE}")
+            return msgspec.json.decode(data, type=_Content).policies
+        except FileNotFoundError:
+            return []
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as exc:
+            raise ConfigError(f"{self._path} can't be read: {exc}; {_CURE}") from exc
+
+    async def save(self, policies: Iterable[PolicyState]) -> None:
+        """Replace it. What is written is what is given now; the latest call is the last one to write."""
+        content = msgspec.json.encode(_Content(policies=list(policies)))
+        async with self._turn:
+            await trio.to_thread.run_sync(self._write, content)
+
+    def _write(self, content: bytes) -> None:
+        half = self._path.with_name(f".{self._path.name}.new")
+        fd = os.open(half, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        with os.fdopen(fd, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        half.replace(self._path)
+        directory = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+
+
+_CURE = "repair it, or move it away: policies then begin at version 0 and no pause is remembered"
