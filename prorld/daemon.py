@@ -147,10 +147,7 @@ async def _serve(
     with trio.fail_after(config.timeouts.boot_s):
         pool = BackendPool(backend_factories(keys=keys), metrics)
         await core.start(pool.run, name="pool")
-        kept = PolicyFile(loaded.state_dir)
-        control = PolicyControl(
-            pool, policies, kept, metrics, clock.wall, states=kept.load(), load_s=config.timeouts.load_s
-        )
+        control = _policy_control(loaded, pool, policies, metrics, clock)
         await core.start(control.run, name="policies")
         user = sandbox_user(config.sandbox.user)
         if user is not None:
@@ -252,6 +249,14 @@ def _policy_sources(config: Config) -> dict[str, PolicySource]:
     }
     named = {DEFAULT_POLICY, *(entry.policy for entry in config.backends)}
     return {name: PolicySource() for name in sorted(named)} | sources
+
+
+def _policy_control(
+    loaded: Loaded, pool: BackendPool, policies: Policies, metrics: Metrics, clock: SystemClock
+) -> PolicyControl:
+    kept = PolicyFile(loaded.state_dir)
+    load_s = loaded.config.timeouts.load_s
+    return PolicyControl(pool, policies, kept, metrics, clock.wall, states=kept.load(), load_s=load_s)
 
 
 async def _runtime(

@@ -448,10 +448,23 @@ class World:
 
     async def serve(self, nursery: trio.Nursery, bind: str = "127.0.0.1:0", **options: Any) -> HttpServer:
         """Start the server in ``nursery``."""
-        if self.runs_policies:
-            await nursery.start(self.policies.run)
-        self.server: HttpServer = await nursery.start(partial(run_http, self.app, bind=bind, **options))
+        self.server: HttpServer = await nursery.start(
+            partial(self._run, partial(run_http, self.app, bind=bind, **options))
+        )
         return self.server
+
+    async def _run(
+        self,
+        run: Callable[..., Awaitable[None]],
+        *,
+        task_status: trio.TaskStatus[HttpServer] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        """The server, and as long as it is there the policies."""
+        async with trio.open_nursery() as nursery:
+            if self.runs_policies:
+                await nursery.start(self.policies.run)
+            await run(task_status=task_status)
+            nursery.cancel_scope.cancel()
 
     async def connect(self, token: str | None = ADMIN, *, receive_bytes: int | None = None) -> Client:
         """A new connection to the server; ``receive_bytes`` makes its receive buffer small."""
