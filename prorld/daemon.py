@@ -260,6 +260,14 @@ def _policy_sources(config: Config) -> dict[str, PolicySource]:
     return {name: PolicySource() for name in sorted(named)} | sources
 
 
+def _policy_control(
+    loaded: Loaded, pool: BackendPool, policies: Policies, metrics: Metrics, clock: SystemClock
+) -> PolicyControl:
+    kept = PolicyFile(loaded.state_dir)
+    load_s = loaded.config.timeouts.load_s
+    return PolicyControl(pool, policies, kept, metrics, clock.wall, states=kept.load(), load_s=load_s)
+
+
 async def _runtime(
     config: Config, core: trio.Nursery, warden: Warden, host: SandboxHost, hide: Sequence[str]
 ) -> SandboxRuntime:

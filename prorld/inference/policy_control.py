@@ -216,11 +216,9 @@ class PolicyControl:
         found.must_be_idle()
         must_be_free(found.state, pause_id)
 
-    def objection(self, policy: str, found: Capabilities, *, is_new: bool) -> str | None:
+    def objection(self, policy: str, found: Capabilities) -> str | None:
         """Why an engine that comes or comes back may not serve the policy now."""
         state = self._of(policy).state
-        if not found.control and not is_new and state.adapter is None:
-            return None
         return quarantine_words(policy, state.base, found.weights, adapter=state.adapter, told=found.control)
 
     def paused(self) -> list[tuple[str, Pause]]:

@@ -130,11 +130,11 @@ class Engines:
 
     async def _tell(self, entry: PoolEntry, version: PolicyVersion) -> BackendResult:
         """One that can't be asked has the version that it is said to have."""
-        with trio.fail_after(LABEL_SECONDS_MAX):
-            try:
+        try:
+            with trio.fail_after(LABEL_SECONDS_MAX):
                 await entry.backend.set_version(version)
-            except Unsupported:
-                log.debug("policy.not_told", backend=entry.backend_id)
+        except Unsupported:
+            log.debug("policy.not_told", backend=entry.backend_id)
         return _ok(entry, version)
 
     async def _adapt(

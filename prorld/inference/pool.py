@@ -57,7 +57,7 @@ class VersionKeeper(Protocol):
         """``Impossible`` for a policy that there is not."""
         ...
 
-    def objection(self, policy: str, found: Capabilities, *, is_new: bool) -> str | None:
+    def objection(self, policy: str, found: Capabilities) -> str | None:
         """Why an engine of which a probe found this may not serve the policy now; ``None`` where it may."""
         ...
 
@@ -176,7 +176,7 @@ class BackendPool:
         row = BackendRow(backend_id=backend_id, weight=request.weight, max_inflight=request.max_inflight)
         entry = PoolEntry(row, request, backend, found)
         self._entries[backend_id] = entry
-        objection = None if self.keeper is None else self.keeper.objection(request.policy, found, is_new=True)
+        objection = None if self.keeper is None else self.keeper.objection(request.policy, found)
         if objection is not None:
             row.state = BackendState.QUARANTINED
             entry.quarantine = Quarantine("version", objection)
@@ -368,13 +368,16 @@ class BackendPool:
             entry.struck_at = trio.current_time()
             return
         entry.row.strikes = 0
+        if found.weights is None and not found.control:
+            # It never says its version: it has the one that it was said to have.
+            found = msgspec.structs.replace(found, weights=entry.found.weights)
         if found.model != entry.found.model:
             # Its tokens would be another model's under this policy's name. Whoever wants that adds it anew.
             words = f"it serves {found.model} now and not {entry.found.model}; remove it and add it anew"
             entry.quarantine = Quarantine("model", words)
         elif entry.quarantine is None or entry.quarantine.code == "version":
             policy = entry.request.policy
-            objection = None if self.keeper is None else self.keeper.objection(policy, found, is_new=False)
+            objection = None if self.keeper is None else self.keeper.objection(policy, found)
             entry.quarantine = None if objection is None else Quarantine("version", objection)
             entry.found = found
         if entry.quarantine is not None:

@@ -387,7 +387,7 @@ class FakeBackends:
 
 
 def no_policies() -> PolicyControl:
-    """One policy without an engine."""
+    """One policy without an engine, to look at: nothing runs that could change it."""
     metrics, sources = Metrics(), Policies({"default": PolicySource()}, Lane("policies", 1))
     return PolicyControl(BackendPool({}, metrics), sources, KeptPolicies(), metrics, lambda: AT)
 
@@ -410,7 +410,6 @@ class World:
         self.looks = looks or FakeLooks(self.service)
         self.backends = FakeBackends()
         self.policies = policies or no_policies()
-        self.runs_policies = policies is None
         self.missing: list[Condition] = []
         self.sandboxes: list[SandboxRow] = []
         self.app: App = create_app(
@@ -448,8 +447,6 @@ class World:
 
     async def serve(self, nursery: trio.Nursery, bind: str = "127.0.0.1:0", **options: Any) -> HttpServer:
         """Start the server in ``nursery``."""
-        if self.runs_policies:
-            await nursery.start(self.policies.run)
         self.server: HttpServer = await nursery.start(partial(run_http, self.app, bind=bind, **options))
         return self.server
 

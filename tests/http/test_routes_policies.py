@@ -68,12 +68,13 @@ async def test_a_pause_has_a_holder(world: LiveWorld) -> None:
         "alice": pause_id, "bob": None, "admin": pause_id,
     }  # fmt: skip
     assert {view["holder"] for view in seen.values()} == {"alice"}
-    for method, target, body in (
-        ("POST", f"{DEFAULT}/pause", {"mode": "abort"}),
-        ("POST", f"{DEFAULT}/updates", RELOAD),
-        ("POST", f"{DEFAULT}/resume", {"pause_id": "guessed", "version": 1}),
-    ):
-        refused = await bob.call(method, target, body)
+    theirs: list[tuple[str, Any]] = [
+        ("pause", {"mode": "abort"}),
+        ("updates", RELOAD),
+        ("resume", {"pause_id": "guessed", "version": 1}),
+    ]
+    for target, wish in theirs:
+        refused = await bob.call("POST", f"{DEFAULT}/{target}", wish)
         assert (refused.status, refused.code) == (409, "policy_busy")
         assert pause_id not in refused.body.decode()
     busy = await admin.call("PUT", DEFAULT, {"model": "m"})
@@ -147,8 +148,9 @@ async def test_who_may(world: LiveWorld) -> None:
 async def test_a_job_says_how_old_it_may_get(world: LiveWorld) -> None:
     """``max_staleness`` of a job: a number, or null for no limit."""
     client = await world.connect(ALICE)
-    for limit, status in ((0, 201), (None, 201), (-1, 400), ("1", 400)):
-        body: dict[str, object] = {"handler": "fake", "instance": {}, "max_staleness": limit}
+    limits: list[tuple[Any, int]] = [(0, 201), (None, 201), (-1, 400), ("1", 400)]
+    for limit, status in limits:
+        body = {"handler": "fake", "instance": {}, "max_staleness": limit}
         assert (await client.call("POST", "/v1/jobs", body)).status == status
 
 

@@ -256,6 +256,24 @@ async def test_calls_of_an_engine_without_control_are_cut_off(autojump_clock) ->
         assert here.policies.cut_total() == {"default": 1}
 
 
+async def test_an_engine_without_control_is_taken_at_its_last_word(autojump_clock) -> None:
+    """Back after it was away it has the version that it was said to have, which may be too old by now."""
+    plain = uncontrolled()
+    async with room(backends=[plain]) as here:
+        await updated(here, 2, how="none")
+        for version, state in ((None, "up"), (3, "quarantined")):
+            plain.die()
+            await trio.sleep(10)
+            assert states(here) == {"plain": "down"}
+            if version is not None:
+                await updated(here, version, how="none")
+            plain.revive()
+            await trio.sleep(20)
+            assert states(here) == {"plain": state}
+        await updated(here, 3, how="none", backends=[ids(here)["plain"]])
+        assert states(here) == {"plain": "up"}
+
+
 async def test_an_engine_that_can_t_load_says_so_and_stays(autojump_clock) -> None:
     """Nothing was done to it: the policy goes on as before."""
     async with room(backends=[uncontrolled()]) as here:

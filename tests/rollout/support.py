@@ -16,7 +16,7 @@ from prorld.domain.job import JobSpec
 from prorld.domain.outcome import DEFAULT_VERDICTS
 from prorld.domain.policy import PolicyState
 from prorld.handlers.registry import Registry
-from prorld.inference.contract import Turn
+from prorld.inference.contract import Backend, Turn
 from prorld.inference.policies import Policies, PolicySource
 from prorld.inference.policy_control import PolicyControl
 from prorld.inference.policy_gate import PolicyGate
@@ -106,7 +106,7 @@ class Room:
     ) -> None:
         self.backends = list(backends) if backends is not None else [FakeBackend(Script())]
         self.runtime = runtime or FakeRuntime()
-        self.engines = {backend.url: backend for backend in self.backends}
+        self.engines: dict[str, Backend] = {backend.url: backend for backend in self.backends}
         self.metrics = Metrics()
         self.pool = BackendPool({"vllm": lambda request: self.engines[request.url]}, self.metrics)
         self.kept = kept or KeptPolicies()

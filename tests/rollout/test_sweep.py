@@ -20,6 +20,7 @@ from prorld.testing.fake_backend import FakeBackend
 from prorld.testing.fake_sandbox import FakeRuntime
 from prorld.testing.scripted_engine.script import Fault, Latency, Script
 from prorld.testing.sweep import sweep
+from prorld.wire.policies import PausePolicy, ResumePolicy, UpdatePolicy
 from tests.rollout.support import Room, byte_renderer
 
 # Two turns each: a call of a tool that is not there, then an answer.
@@ -126,7 +127,42 @@ async def cancel_the_jobs(victim: trio.CancelScope) -> None:
         await here.submit("later", {})
 
 
-SCENARIOS: list[Callable[[trio.CancelScope], Awaitable[None]]] = [cancel_the_daemon, cancel_the_client, cancel_the_jobs]
+async def train(here: Room) -> None:
+    """A pause, a resume and an update, in the middle of the work."""
+    await trio.sleep(0.2)
+    paused = await here.policies.pause("default", PausePolicy(mode="abort", pause_id="mine"), "tests")
+    await trio.sleep(0.3)
+    await here.policies.resume("default", ResumePolicy(pause_id=paused.pause_id, version=1))
+    await trio.sleep(0.1)
+    begun = await here.policies.update("default", UpdatePolicy(version=2, how="reload", path="/w"), "tests")
+    await here.policies.wait_update("default", begun.update_id)
+
+
+async def cancel_the_trainer(victim: trio.CancelScope) -> None:
+    """Whoever pauses, resumes and updates the policy leaves at the step; what it began goes on, and all jobs end."""
+    here, accepted = crowded(), list[str]()
+    async with trio.open_nursery() as nursery:
+        await nursery.start(here.run)
+        with trio.fail_after(120):
+            async with trio.open_nursery() as working:
+                working.start_soon(work, here, accepted)
+                with victim:
+                    await train(here)
+                await trio.sleep(1)
+                if here.policies.paused():
+                    await here.policies.resume("default", ResumePolicy(pause_id="mine", version=1))
+        assert here.policies.gate("default").is_open
+        assert {update.state for update in here.policies.updates("default").items} <= {"done"}
+        check(here)
+        nursery.cancel_scope.cancel()
+
+
+SCENARIOS: list[Callable[[trio.CancelScope], Awaitable[None]]] = [
+    cancel_the_daemon,
+    cancel_the_client,
+    cancel_the_jobs,
+    cancel_the_trainer,
+]
 
 
 @pytest.mark.slow
