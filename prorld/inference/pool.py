@@ -83,6 +83,10 @@ class BackendPool:
             if entry.request.policy == policy and entry.takes_calls
         )
 
+    def entries(self, policy: str) -> tuple[PoolEntry, ...]:
+        """For scoring: the engines of a policy, in the order they came."""
+        return tuple(entry for entry in self._entries.values() if entry.request.policy == policy)
+
     def check(self, request: AddBackend) -> None:
         """``BadRequest`` for a kind that has no client or an address that can't be; asks nobody."""
         self._make(request)

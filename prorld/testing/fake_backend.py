@@ -84,6 +84,7 @@ class FakeBackend:
             control=True,
             reload=True,
             lora=True,
+            scores=True,
             weights=version,
         )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import cache
 from pathlib import Path
@@ -17,6 +17,7 @@ from prorld.domain.outcome import DEFAULT_VERDICTS
 from prorld.handlers.registry import Registry
 from prorld.inference.contract import Turn
 from prorld.inference.pool import BackendPool
+from prorld.inference.rescoring import Scorer
 from prorld.inference.session import ModelSession
 from prorld.kit.lanes import Lane
 from prorld.metrics import Metrics
@@ -58,10 +59,6 @@ class Models:
         async with self._pool.lease(spec.policy, group_id=spec.group_id) as lease:
             yield ModelSession(spec, attempt, renderer=byte_renderer(), lease=lease, lane=self._lane, on_turn=on_turn)
 
-    def served(self, policy: str) -> Collection[int | None]:
-        """As ``PooledModels``."""
-        return self._pool.versions(policy)
-
 
 class Room:
     """Everything a test looks at."""
@@ -95,7 +92,7 @@ class Room:
         self.supervisor = Supervisor(
             self.world, self.registry, policies=["default"], limits=limits or SupervisorLimits()
         )
-        self.looks = Looks(self.world, self.supervisor)
+        self.looks = Looks(self.world, self.supervisor, Scorer(self.pool))
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Pool and supervisor, until cancelled."""
