@@ -22,6 +22,7 @@ from structlog.typing import FilteringBoundLogger
 
 from prorld import __version__
 from prorld.config import Config, Loaded
+from prorld.domain.scoring import Tolerance
 from prorld.errors import BadRequest, ConfigError
 from prorld.handlers.registry import discover
 from prorld.http.app import create_app
@@ -33,6 +34,7 @@ from prorld.inference.models import PooledModels
 from prorld.inference.policies import Policies, PolicySource
 from prorld.inference.pool import BackendPool
 from prorld.inference.registry import backend_factories
+from prorld.inference.rescoring import Scorer
 from prorld.inference.roster import EmbeddedWish, join, keep_embedded
 from prorld.kit import loop_lag
 from prorld.kit.lanes import Lane
@@ -45,6 +47,7 @@ from prorld.ops.state_dir import announced, held
 from prorld.ops.task_tree import TaskAges, task_tree
 from prorld.ops.users import sandbox_user
 from prorld.ops.views import Views
+from prorld.rollout.audit import Auditor
 from prorld.rollout.clock import SystemClock
 from prorld.rollout.life import World
 from prorld.rollout.looks import Looks
@@ -164,10 +167,16 @@ async def _serve(
         verdicts=config.verdicts.table(),
         metrics=metrics,
     )
-    supervisor = Supervisor(world, registry, policies=policies.names(), limits=_limits(config))
+    scorer, allowed = Scorer(pool), config.verification
+    auditor = Auditor(share=config.audit.share, metrics=metrics)
+    supervisor = Supervisor(world, registry, policies=policies.names(), limits=_limits(config), on_end=auditor.ended)
+    looks = Looks(
+        world, supervisor, scorer, tolerance=Tolerance(mean=allowed.tolerance_mean, max=allowed.tolerance_max)
+    )
     disk = conditions.Disk(loaded.state_dir)
     parts = conditions.Parts(
-        supervisor=supervisor, pool=pool, policies=policies, registry=registry, warden=warden, lag=lag, disk=disk,
+        supervisor=supervisor, auditor=auditor, pool=pool, policies=policies, registry=registry, warden=warden,
+        lag=lag, disk=disk,
         no_sandbox=no_sandbox, is_root=user is not None,
         engines=[(entry.policy, entry.url) for entry in config.backends],
     )  # fmt: skip
@@ -180,7 +189,6 @@ async def _serve(
     service = Service(
         config=config, supervisor=supervisor, health=health, notifier=notifier, ages=ages, outside=outside
     )
-    looks = Looks(world, supervisor)
     deps = HttpDeps(
         service=supervisor, backends=pool, handlers=views.handlers, sandboxes=views.sandboxes, ready=views.ready,
         status=views.status, metrics=views.metrics_page, auth=auth, body_bytes_max=config.server.body_bytes_max,
@@ -189,6 +197,7 @@ async def _serve(
     async with registry.open_all(), trio.open_nursery() as jobs:
         await jobs.start(supervisor.run, name="supervisor")
         await jobs.start(looks.run, name="reevaluator")
+        await jobs.start(partial(auditor.run, looks, supervisor.feed), name="auditor")
         _start_engines(config, core, pool)
         async with trio.open_nursery() as front:
             server: HttpServer = await front.start(
