@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import msgspec
@@ -23,13 +25,16 @@ from prorld.kit.http_client import (
     decode_json,
 )
 
-__all__ = ["EngineHttp", "raise_for_status"]
+__all__ = ["CLOSED", "EngineHttp", "raise_for_status", "within"]
 
 T = TypeVar("T")
 Headers = tuple[tuple[str, str], ...]
 
 # Questions about the engine go over sockets of their own: a pool full of calls must not make it look dead.
 CONTROL_CONNECTIONS_MAX = 4
+
+# Statuses of a route that the server does not have, or that its flags keep closed.
+CLOSED = frozenset({403, 404, 405, 501})
 
 _BUSY = frozenset({429, 503})
 _RETRYABLE = frozenset({404, 408, 409, 425, 500, 502, 504})
@@ -44,6 +49,7 @@ _OVERFLOW_WORDS = (
     "longer than the maximum",
     "max_model_len",
     "exceed_context_size",
+    "exceeds the maximum allowed length",
 )
 
 
@@ -58,6 +64,15 @@ def raise_for_status(response: Response, what: str) -> None:
     if response.status in (400, 413, 422) and any(words in said.lower() for words in _OVERFLOW_WORDS):
         raise ContextOverflow(message, status=response.status)
     raise BackendError(message, status=response.status, retryable=response.status in _RETRYABLE)
+
+
+@contextmanager
+def within(seconds: float, what: str) -> Iterator[None]:
+    """A deadline whose passing is the engine's failure."""
+    with trio.move_on_after(seconds) as scope:
+        yield
+    if scope.cancelled_caught:
+        raise BackendError(f"{what} was not done within {seconds:g} s")
 
 
 class EngineHttp:
@@ -89,16 +104,32 @@ class EngineHttp:
             raise BackendError(f"{method} {path} of {self.url} failed") from exc
 
     async def call(
-        self, method: str, path: str, decoder: msgspec.json.Decoder[T], payload: Any = None, headers: Headers = ()
+        self,
+        method: str,
+        path: str,
+        decoder: msgspec.json.Decoder[T],
+        payload: Any = None,
+        headers: Headers = (),
+        *,
+        control: bool = False,
     ) -> T:
         """A request whose answer must be a success of this type."""
-        response = await self.send(method, path, payload, headers)
+        response = await self.send(method, path, payload, headers, control=control)
         what = f"{method} {path} of {self.url}"
         raise_for_status(response, what)
         try:
             return decode_json(response, decoder)
         except BodyMalformed as exc:
             raise MalformedReply(f"{what} answered something else than expected") from exc
+
+    async def command(self, path: str, payload: Any, seconds: float) -> Response:
+        """A POST beside the calls that must succeed within this time."""
+        what = f"POST {path} of {self.url}"
+        with within(seconds, what):
+            response = await self.send("POST", path, payload, control=True)
+            raise_for_status(response, what)
+            return response
+        raise AssertionError("a deadline that passed has raised")
 
     async def reachable(self, path: str) -> bool:
         """Whether a GET of ``path`` succeeds now."""

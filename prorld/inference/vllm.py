@@ -12,7 +12,7 @@ from typing import Any, Literal
 import trio
 
 from prorld.domain.branch import VersionSpan
-from prorld.domain.versions import PolicyVersion, parse_label
+from prorld.domain.versions import parse_label
 from prorld.errors import BackendError, ContextOverflow
 from prorld.inference.checks import (
     checked_finish,
@@ -24,13 +24,12 @@ from prorld.inference.checks import (
 from prorld.inference.contract import BackendKind, Capabilities, EngineLoad, Generation, GenerationRequest
 from prorld.inference.engine_http import EngineHttp, raise_for_status
 from prorld.inference.prometheus_text import metric_values
-from prorld.inference.uncontrolled import Uncontrolled
+from prorld.inference.vllm_control import COMPLETIONS_PATH, RPC_PATH, VllmControl
 from prorld.inference.vllm_wire import (
     COMPLETION,
     GENERATE,
     MODELS,
     VERSION,
-    WEIGHT_INFO,
     Answer,
     CompletionReply,
     GenerateReply,
@@ -47,7 +46,6 @@ __all__ = ["VllmBackend"]
 
 GENERATE_PATH = "/inference/v1/generate"
 ABORT_PATH = "/inference/v1/abort_requests"
-COMPLETIONS_PATH = "/v1/completions"
 
 # One call, one socket: fewer than agents on one engine would make them queue here, where no priority is known.
 CONNECTIONS_MAX = 4096
@@ -58,7 +56,7 @@ _WAITING = "vllm:num_requests_waiting"
 _KV_USAGE = "vllm:kv_cache_usage_perc"
 
 
-class VllmBackend(Uncontrolled):
+class VllmBackend(VllmControl):
     """One vLLM server. ``logprobs_mode`` is what the server was started with; it can't be asked."""
 
     def __init__(
@@ -70,13 +68,10 @@ class VllmBackend(Uncontrolled):
         takes_seed: bool | None = None,
         connections_max: int = CONNECTIONS_MAX,
     ) -> None:
-        super().__init__()
-        self._http = EngineHttp(url, connections_max=connections_max, response_bytes_max=RESPONSE_BYTES_MAX)
+        super().__init__(EngineHttp(url, connections_max=connections_max, response_bytes_max=RESPONSE_BYTES_MAX))
         self._model = model
         self._logprobs_mode: Literal["raw", "processed"] = logprobs_mode
         self._takes_seed = takes_seed
-        self._found: Capabilities | None = None
-        self._label: str | None = None
 
     def __repr__(self) -> str:
         return f"<VllmBackend {self.url}>"
@@ -85,11 +80,6 @@ class VllmBackend(Uncontrolled):
     def kind(self) -> BackendKind:
         """Which API it speaks."""
         return "vllm"
-
-    @property
-    def url(self) -> str:
-        """Where the engine is."""
-        return self._http.url
 
     # --- what it is ---------------------------------------------------------------------------------------------------
 
@@ -100,17 +90,22 @@ class VllmBackend(Uncontrolled):
             raise BackendError(f"{self.url} does not say how long its context is", retryable=False)
         native = await self._opens(ABORT_PATH, {"request_ids": []})
         control = await self._read_label()
-        build = await self._build()
-        version = parse_label(self._label)
+        build, metrics = await self._build(), await self._metrics()
+        # CPU builds are ended by a seed in a batch with a partial prefill, and by scoring where adapters are enabled.
+        fragile = may_be_cpu_build(build, metrics)
+        lora = await self._takes_adapters(metrics)
         self._found = Capabilities(
             model=card.id,
             max_context_tokens=card.max_model_len,
             native_generate=native,
             version_spans=native,
             control=control,
-            takes_seed=await self._is_safe_to_seed(build) if self._takes_seed is None else self._takes_seed,
+            reload=control and await self._opens(RPC_PATH, {}),
+            lora=lora,
+            scores=not (fragile and "vllm:lora_requests_info" in metrics),
+            takes_seed=not fragile if self._takes_seed is None else self._takes_seed,
             logprobs_mode=self._logprobs_mode,
-            weights=version,
+            weights=parse_label(self._label),
             model_path=card.root,
             details={"build": build, "weights": self._label},
         )
@@ -128,32 +123,16 @@ class VllmBackend(Uncontrolled):
         served = ", ".join(card.id for card in cards[:8])
         raise BackendError(f"{self.url} does not serve {self._model!r} but {served}", retryable=False)
 
-    async def _opens(self, path: str, payload: dict[str, Any]) -> bool:
-        """Whether a route that depends on the server's flags is there: without them it answers 403 or 404."""
-        response = await self._http.send("POST", path, payload, control=True)
-        if response.status in (403, 404, 405):
-            return False
-        raise_for_status(response, f"POST {path} of {self.url}")
-        return True
-
-    async def _read_label(self) -> bool:
-        response = await self._http.send("GET", "/weight_info")
-        if response.status in (403, 404, 405):
-            return False
-        self._label = (await self._http.call("GET", "/weight_info", WEIGHT_INFO)).weight_version
-        return True
-
     async def _build(self) -> str:
         response = await self._http.send("GET", "/version")
         if response.status != 200:
             return ""
         return (await self._http.call("GET", "/version", VERSION)).version
 
-    async def _is_safe_to_seed(self, build: str) -> bool:
-        """Whether a seed can't end the engine: one in a batch with a partial prefill does so on CPU builds."""
+    async def _metrics(self) -> str:
+        """What it says of itself to Prometheus; nothing where it does not."""
         response = await self._http.send("GET", "/metrics")
-        page = response.body.decode("utf-8", "replace") if response.status == 200 else ""
-        return not may_be_cpu_build(build, page)
+        return response.body.decode("utf-8", "replace") if response.status == 200 else ""
 
     # --- sampling -----------------------------------------------------------------------------------------------------
 
@@ -162,7 +141,7 @@ class VllmBackend(Uncontrolled):
         found = self._found
         if found is None:
             raise AssertionError("generate before probe")
-        started = trio.current_time()
+        started, label = trio.current_time(), self._label
         where = f"{'generate' if found.native_generate else 'completions'} of {self.url}"
         try:
             answer = await self._answer(request, found, where)
@@ -171,7 +150,7 @@ class VllmBackend(Uncontrolled):
             if exc.status == 400 and len(request.token_ids) >= found.max_context_tokens:
                 raise ContextOverflow(exc.message, status=400) from exc
             raise
-        return self._judge(request, found, answer, trio.current_time() - started, where)
+        return self._judge(request, found, answer, trio.current_time() - started, where, label)
 
     async def _answer(self, request: GenerationRequest, found: Capabilities, where: str) -> Answer:
         if found.native_generate:
@@ -180,7 +159,7 @@ class VllmBackend(Uncontrolled):
 
     async def _ask_generate(self, request: GenerationRequest, found: Capabilities) -> GenerateReply:
         payload = {
-            "model": found.model,
+            "model": request.adapter or found.model,
             "token_ids": list(request.token_ids),
             "request_id": request.request_id,
             "return_token_ids": True,
@@ -192,7 +171,7 @@ class VllmBackend(Uncontrolled):
 
     async def _ask_completions(self, request: GenerationRequest, found: Capabilities) -> CompletionReply:
         payload = {
-            "model": found.model,
+            "model": request.adapter or found.model,
             "prompt": list(request.token_ids),
             "request_id": request.request_id,
             "return_token_ids": True,
@@ -204,12 +183,21 @@ class VllmBackend(Uncontrolled):
         return await self._http.call("POST", COMPLETIONS_PATH, COMPLETION, payload, _session(request))
 
     def _judge(
-        self, request: GenerationRequest, found: Capabilities, answer: Answer, seconds: float, where: str
+        self,
+        request: GenerationRequest,
+        found: Capabilities,
+        answer: Answer,
+        seconds: float,
+        where: str,
+        label: str | None,
     ) -> Generation:
         checked_prompt(request.token_ids, where, echoed=answer.prompt_ids, length=answer.prompt_length)
         ids = checked_sampled(answer.token_ids, request.max_tokens, where)
         logprobs = checked_logprobs(answer.logprobs, ids, where, logprob_ids=answer.logprob_ids)
-        spans, exact = self._spans(answer.spans, len(ids), found, where)
+        spans, exact = self._spans(answer.spans, len(ids), found, where, label)
+        if request.adapter is not None:
+            # The server tells the label of the weights below the adapter; the adapter's name is what was sampled from.
+            spans, exact = _of_label(request.adapter, len(ids))
         return Generation(
             token_ids=ids,
             logprobs=logprobs,
@@ -225,17 +213,18 @@ class VllmBackend(Uncontrolled):
         )
 
     def _spans(
-        self, said: list[WeightSpan] | None, sampled: int, found: Capabilities, where: str
+        self, said: list[WeightSpan] | None, sampled: int, found: Capabilities, where: str, label: str | None
     ) -> tuple[tuple[VersionSpan, ...], bool]:
         if said:
-            spans, known = version_spans(said)
-            return checked_spans(spans, sampled, where), known
-        # The server says nothing of versions. What the last probe read holds for certain only where no control route is
-        # open through which the weights could have changed meanwhile.
-        version = parse_label(self._label)
-        if version is None:
-            return checked_spans([VersionSpan(start=0, end=sampled)], sampled, where), False
-        return _whole(version, sampled), not found.control
+            made, known = version_spans(said)
+            spans = checked_spans(made, sampled, where)
+            # A server that can't be told a version calls its weights by their first name whatever they are by now.
+            if found.control or any((span.epoch, span.version) != (0, 0) for span in spans):
+                return spans, known
+        # The server says nothing of versions. What was last told or read holds for certain only where no control route
+        # is open through which the weights could have changed meanwhile.
+        whole, known = _of_label(label, sampled)
+        return whole, known and not found.control and label == self._label
 
     async def abort(self, request_ids: Sequence[str]) -> None:
         """End calls by the ids they were asked with, as far as the server lets it; a closed socket is the certain way.
@@ -307,7 +296,11 @@ def _session(request: GenerationRequest) -> tuple[tuple[str, str], ...]:
     return (("x-session-id", request.session),)
 
 
-def _whole(version: PolicyVersion, sampled: int) -> tuple[VersionSpan, ...]:
+def _of_label(label: str | None, sampled: int) -> tuple[tuple[VersionSpan, ...], bool]:
+    """One span of the version that a label means, and whether it means one."""
+    version = parse_label(label)
     if sampled == 0:
-        return ()
-    return (VersionSpan(start=0, end=sampled, epoch=version.epoch, version=version.version),)
+        return (), version is not None
+    if version is None:
+        return (VersionSpan(start=0, end=sampled),), False
+    return (VersionSpan(start=0, end=sampled, epoch=version.epoch, version=version.version),), True

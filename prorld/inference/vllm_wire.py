@@ -13,15 +13,18 @@ from prorld.domain.versions import parse_label
 from prorld.errors import MalformedReply
 
 __all__ = [
+    "ACKNOWLEDGED",
     "COMPLETION",
     "GENERATE",
     "MODELS",
+    "SCORED",
     "VERSION",
     "WEIGHT_INFO",
     "Answer",
     "CompletionReply",
     "GenerateReply",
     "ModelCard",
+    "PromptLogprobs",
     "WeightSpan",
     "answer_of_completion",
     "answer_of_generate",
@@ -104,6 +107,28 @@ class CompletionReply(msgspec.Struct, frozen=True):
     usage: _Usage = _Usage()
 
 
+class _PromptLogprob(msgspec.Struct, frozen=True):
+    logprob: float
+
+
+# For each token of a prompt; the first one has none.
+PromptLogprobs = list[dict[int, _PromptLogprob] | None]
+
+
+class _ScoredChoice(msgspec.Struct, frozen=True):
+    token_ids: list[int] | None = None
+    prompt_token_ids: list[int] | None = None
+    prompt_logprobs: PromptLogprobs | None = None
+    logprobs: _CompletionLogprobs | None = None
+
+
+class _Scored(msgspec.Struct, frozen=True):
+    """``POST /v1/completions`` with ``prompt_logprobs``."""
+
+    choices: list[_ScoredChoice]
+    usage: _Usage = _Usage()
+
+
 class ModelCard(msgspec.Struct, frozen=True):
     """One entry of ``GET /v1/models``."""
 
@@ -124,11 +149,17 @@ class _Version(msgspec.Struct, frozen=True):
     version: str = ""
 
 
+class _Acknowledged(msgspec.Struct, frozen=True):
+    success: bool = True
+
+
 GENERATE = msgspec.json.Decoder(GenerateReply)
 COMPLETION = msgspec.json.Decoder(CompletionReply)
 MODELS = msgspec.json.Decoder(_Models)
 WEIGHT_INFO = msgspec.json.Decoder(_WeightInfo)
 VERSION = msgspec.json.Decoder(_Version)
+SCORED = msgspec.json.Decoder(_Scored)
+ACKNOWLEDGED = msgspec.json.Decoder(_Acknowledged)
 
 
 _CACHE = re.compile(r"^vllm:cache_config_info\{(.*)\} ", re.MULTILINE)
@@ -195,8 +226,11 @@ def answer_of_generate(reply: GenerateReply, where: str) -> Answer:
 def answer_of_completion(reply: CompletionReply, where: str) -> Answer:
     """The one choice of a completion that was asked for with a token prompt."""
     choice = _only(reply.choices, where)
-    if choice.token_ids is None or choice.prompt_token_ids is None:
-        raise MalformedReply(f"{where}: no token ids came back; the server is too old", retryable=False)
+    if choice.token_ids is None:
+        too_old = choice.prompt_token_ids is None
+        raise MalformedReply(
+            f"{where}: no token ids came back{'; the server is too old' * too_old}", retryable=not too_old
+        )
     return Answer(
         token_ids=choice.token_ids,
         logprobs=choice.logprobs.token_logprobs if choice.logprobs else [],

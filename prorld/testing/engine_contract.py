@@ -12,29 +12,35 @@ from array import array
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any
+from typing import Any, Literal
 
 import trio
 
 from prorld.domain.branch import VersionSpan
 from prorld.domain.job import Sampling
-from prorld.errors import BackendError, ContextOverflow, EngineBusy, MalformedReply
-from prorld.inference.contract import Backend, Generation, GenerationRequest
+from prorld.domain.versions import PolicyVersion
+from prorld.errors import BackendError, ContextOverflow, EngineBusy, MalformedReply, Unsupported
+from prorld.inference.contract import Backend, Generation, GenerationRequest, WeightRef
 from prorld.testing.scripted_engine.script import Fault, FaultKind
 
 __all__ = [
     "ENGINE_CONTRACT",
     "FAULT_CONTRACT",
+    "SCORE_FAULTS",
     "EngineCheck",
     "EngineUnderTest",
     "FaultCheck",
     "a_hanging_engine_is_left_by_the_caller",
     "assert_whole",
     "fault_is_typed",
+    "score_fault_is_typed",
 ]
 
 SECONDS_MAX = 60.0
 _POLL_SECONDS = 0.02
+
+# Engines compute a token in a batch and alone with different kernels.
+SCORE_GAP_MAX = 0.1
 
 
 @dataclass(kw_only=True)
@@ -214,6 +220,104 @@ async def what_is_left_out_is_named(engine: EngineUnderTest) -> None:
     assert ("seed" in generation.ignored) == (not takes_seed)
 
 
+async def scores_are_those_of_sampling(engine: EngineUnderTest) -> None:
+    """Where it scores: one value for each token from the start on, close to what sampling the token said."""
+    if not (await engine.backend.probe()).scores:
+        await _is_unsupported(engine.backend.score(array("i", engine.prompt), 1))
+        return
+    request = engine.request(max_tokens=12, sampling=Sampling(temperature=0.0))
+    generation = await engine.backend.generate(request)
+    whole = request.token_ids + generation.token_ids
+    scores = await engine.backend.score(whole, len(request.token_ids))
+    assert len(scores) == len(generation.token_ids)
+    assert all(math.isfinite(value) and value <= 1e-3 for value in scores)
+    if generation.logprobs_mode == "raw":
+        gaps = [abs(one - two) for one, two in zip(scores, generation.logprobs, strict=True)]
+        assert sum(gaps) / len(gaps) <= SCORE_GAP_MAX, f"scores {scores} are not {generation.logprobs}"
+    assert len(await engine.backend.score(whole, len(whole) - 1)) == 1
+    assert len(await engine.backend.score(whole, 1)) == len(whole) - 1
+
+
+async def a_full_context_is_scored(engine: EngineUnderTest) -> None:
+    """Where it scores: a context with no room left is scored to its last token, a larger one is an overflow."""
+    found = await engine.backend.probe()
+    if not found.scores or found.logprobs_mode != "raw":
+        return
+    context = found.max_context_tokens
+    ids = array("i", (list(engine.prompt) * (context // len(engine.prompt) + 2))[: context + 1])
+    assert len(await engine.backend.score(ids[:-1], context - 3)) == 3
+    try:
+        await engine.backend.score(ids, context - 3)
+    except ContextOverflow:
+        return
+    raise AssertionError("a context that is too long was scored")
+
+
+async def a_pause_keeps_what_was_said(engine: EngineUnderTest) -> None:
+    """Where it can be paused: ``abort`` ends a running call with its tokens, and the rest can be asked for later."""
+    if not (await engine.backend.probe()).control:
+        return
+    request = engine.request(max_tokens=engine.long_tokens, sampling=Sampling(temperature=0.0))
+    got: list[Generation] = []
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_generate_into, engine, request, got)
+        await engine.wait_running(lambda running: running >= 1)
+        with trio.fail_after(SECONDS_MAX):
+            await engine.backend.pause("abort")
+    try:
+        (generation,) = got
+        assert generation.finish in ("abort", "stop", "length")
+        if generation.token_ids:
+            assert_whole(generation, request)
+        assert await engine.running() == 0
+    finally:
+        await engine.backend.resume()
+    await engine.backend.resume()
+    rest = engine.request(prompt=[*request.token_ids, *generation.token_ids], max_tokens=4)
+    assert_whole(await engine.backend.generate(rest), rest)
+
+
+async def a_waiting_pause_lets_calls_end(engine: EngineUnderTest) -> None:
+    """Where it can be paused: ``wait`` returns when what ran has ended by itself."""
+    if not (await engine.backend.probe()).control:
+        return
+    request = engine.request(max_tokens=24)
+    got: list[Generation] = []
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_generate_into, engine, request, got)
+        await engine.wait_running(lambda running: running >= 1 or bool(got))
+        with trio.fail_after(SECONDS_MAX):
+            await engine.backend.pause("wait")
+    await engine.backend.resume()
+    assert got[0].finish in ("stop", "length")
+
+
+async def new_weights_have_their_version(engine: EngineUnderTest) -> None:
+    """A version that is told is read back, and the tokens sampled from then on carry it."""
+    version = PolicyVersion(3, 7)
+    before = await engine.backend.read_version()
+    await engine.backend.set_version(version)
+    try:
+        assert await engine.backend.read_version() == version
+        generation = await engine.backend.generate(engine.request())
+        said = {(span.epoch, span.version) for span in generation.versions}
+        assert said == {(3, 7)}
+        await engine.backend.clear_cache()
+    finally:
+        await engine.backend.set_version(before or PolicyVersion())
+
+
+async def weights_are_loaded_where_it_promises(engine: EngineUnderTest) -> None:
+    """Where it can't reload or take adapters it says so; forgetting an adapter that is not there is fine."""
+    found = await engine.backend.probe()
+    await engine.backend.unload_adapter("prorld-9.9")
+    ways: tuple[tuple[Literal["reload", "lora"], bool], ...] = (("reload", found.reload), ("lora", found.lora))
+    for how, promised in ways:
+        if not promised:
+            ref = WeightRef(how=how, path="/nowhere", version=PolicyVersion(9, 9))
+            await _is_unsupported(engine.backend.load_weights(ref))
+
+
 async def it_is_healthy(engine: EngineUnderTest) -> None:
     """An engine that works says so."""
     assert await engine.backend.healthy()
@@ -231,6 +335,12 @@ ENGINE_CONTRACT: tuple[EngineCheck, ...] = (
     concurrent_calls_do_not_mix,
     it_repeats_where_it_promises,
     what_is_left_out_is_named,
+    scores_are_those_of_sampling,
+    a_full_context_is_scored,
+    a_pause_keeps_what_was_said,
+    a_waiting_pause_lets_calls_end,
+    new_weights_have_their_version,
+    weights_are_loaded_where_it_promises,
     it_is_healthy,
 )
 
@@ -243,9 +353,12 @@ _MALFORMED: tuple[FaultKind, ...] = (
     "garbage",
     "lengths",
     "other_ids",
+    "no_ids",
     "nan",
+    "infinite",
     "sentinel",
     "prompt_ids",
+    "prompt_length",
     "spans",
     "too_many",
 )
@@ -272,6 +385,31 @@ async def fault_is_typed(engine: EngineUnderTest, check: FaultCheck) -> None:
     assert_whole(await engine.backend.generate(request), request)
 
 
+SCORE_FAULTS: tuple[FaultCheck, ...] = (
+    *(
+        (Fault(kind=kind, on="score"), MalformedReply)
+        for kind in ("garbage", "lengths", "other_ids", "nan", "infinite", "sentinel", "prompt_ids", "prompt_length")
+    ),
+    (Fault(kind="status", status=500, on="score"), BackendError),
+    (Fault(kind="status", status=503, on="score"), EngineBusy),
+)
+
+
+async def score_fault_is_typed(engine: EngineUnderTest, check: FaultCheck) -> None:
+    """A score that meets the fault fails with its class, and the next one is well."""
+    fault, wanted = check
+    assert engine.arm is not None
+    await engine.arm(fault)
+    ids = array("i", engine.prompt)
+    error: BackendError | None = None
+    try:
+        await engine.backend.score(ids, 1)
+    except BackendError as exc:
+        error = exc
+    assert isinstance(error, wanted), f"{fault.kind}: {error!r}"
+    assert len(await engine.backend.score(ids, 1)) == len(ids) - 1
+
+
 async def a_hanging_engine_is_left_by_the_caller(engine: EngineUnderTest) -> None:
     """An engine that never answers holds nobody past the caller's own deadline."""
     assert engine.arm is not None
@@ -287,3 +425,15 @@ async def _error_of(engine: EngineUnderTest, request: GenerationRequest) -> Back
     except BackendError as error:
         return error
     raise AssertionError(f"no error but {generation}")
+
+
+async def _is_unsupported(call: Awaitable[object]) -> None:
+    try:
+        await call
+    except Unsupported:
+        return
+    raise AssertionError("it does what its probe does not promise")
+
+
+async def _generate_into(engine: EngineUnderTest, request: GenerationRequest, into: list[Generation]) -> None:
+    into.append(await engine.backend.generate(request))

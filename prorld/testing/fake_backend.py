@@ -25,14 +25,25 @@ from prorld.inference.contract import (
 )
 from prorld.testing.scripted_engine.engine import Call, Paused, Refused, Sampled, ScriptedEngine
 from prorld.testing.scripted_engine.faults import FaultPlan
-from prorld.testing.scripted_engine.script import Fault, Script, scripted_logprob
+from prorld.testing.scripted_engine.script import Fault, FaultKind, FaultPlace, Script, scripted_logprob
 
 __all__ = ["FakeBackend"]
 
-_POLL_SECONDS = 0.01
-
-_MALFORMED = frozenset(
-    {"truncated", "garbage", "lengths", "other_ids", "nan", "sentinel", "prompt_ids", "spans", "too_many"}
+_MALFORMED: frozenset[FaultKind] = frozenset(
+    {
+        "truncated",
+        "garbage",
+        "lengths",
+        "other_ids",
+        "no_ids",
+        "nan",
+        "infinite",
+        "sentinel",
+        "prompt_ids",
+        "prompt_length",
+        "spans",
+        "too_many",
+    }
 )
 
 
@@ -135,6 +146,8 @@ class FakeBackend:
     async def _sample(self, request: GenerationRequest) -> Sampled:
         if not request.token_ids:
             raise BackendError("empty prompt", status=400, retryable=False)
+        if request.adapter is not None and request.adapter not in self.engine.adapters:
+            raise BackendError(f"no adapter {request.adapter}", status=404)
         call = Call(
             name=request.request_id,
             prompt=list(request.token_ids),
@@ -163,41 +176,61 @@ class FakeBackend:
 
     async def score(self, token_ids: array[int], start: int) -> array[float]:
         """What sampling these very tokens would have said."""
-        await self._answer_or_refuse()
+        fault = await self._control("score")
+        if not 1 <= start <= len(token_ids):
+            raise ValueError(f"a score starts between 1 and {len(token_ids)}, not at {start}")
+        if len(token_ids) > self.script.max_model_len:
+            raise ContextOverflow(f"{len(token_ids)} tokens", status=400)
+        if fault is not None and fault.kind in _MALFORMED:
+            raise MalformedReply(f"scripted fault: {fault.kind}")
         return array("f", [scripted_logprob(token_ids[at], at) for at in range(start, len(token_ids))])
+
+    async def _control(self, place: FaultPlace) -> Fault | None:
+        """Answer or refuse, or meet the fault that was armed for this place."""
+        await self._answer_or_refuse()
+        fault = self.faults.next_for(on=place)
+        if fault is not None:
+            await self._meet(fault)
+        return fault
 
     async def pause(self, mode: PauseMode) -> None:
         """As vLLM does."""
-        await self._answer_or_refuse()
+        await self._control("pause")
         self.engine.pause(mode, clear_cache=False)
-        while mode != "keep" and self.engine.running:  # noqa: ASYNC110 - as a real one, it tells when asked
-            await trio.sleep(_POLL_SECONDS)
+        if mode != "keep":
+            await self.engine.quiet()
 
     async def resume(self) -> None:
         """Take calls again."""
-        await self._answer_or_refuse()
+        await self._control("resume")
         self.engine.resume()
 
     async def load_weights(self, ref: WeightRef) -> None:
         """Take the time that it takes, and remember what came."""
-        await self._answer_or_refuse()
+        await self._control("reload" if ref.how == "reload" else "adapter")
         await trio.sleep(self.script.latency.reload_s)
         self.loaded.append(ref)
+        if ref.how == "lora":
+            self.engine.adapters[ref.name or ref.version.label] = ref.path
 
     async def unload_adapter(self, name: str) -> None:
         """Forget an adapter."""
         await self._answer_or_refuse()
         self.loaded = [ref for ref in self.loaded if ref.name != name]
+        self.engine.adapters.pop(name, None)
 
     async def clear_cache(self) -> None:
         """Forget all prefixes."""
-        await self._answer_or_refuse()
+        fault = await self._control("cache")
+        if fault is not None and fault.kind == "not_done":
+            raise BackendError("scripted fault: the cache was not cleared")
         self.engine.cache.clear()
 
     async def set_version(self, version: PolicyVersion) -> None:
         """Another label from the next token on."""
-        await self._answer_or_refuse()
-        self.engine.set_label(version.label)
+        fault = await self._control("label")
+        wrong = fault is not None and fault.kind == "other_label"
+        self.engine.set_label(f"{version.label}-of-another" if wrong else version.label)
 
     async def read_version(self) -> PolicyVersion | None:
         """The label."""
@@ -216,6 +249,8 @@ def _generation(request: GenerationRequest, sampled: Sampled, seconds: float) ->
     before = len(request.token_ids)
     logprobs = array("f", [scripted_logprob(token, before + at) for at, token in enumerate(ids)])
     spans = [_span(label, start, end) for label, start, end in sampled.spans]
+    if request.adapter is not None:
+        spans = [_span(request.adapter, 0, len(ids))]
     return Generation(
         token_ids=ids,
         logprobs=checked_logprobs(logprobs, ids, where),

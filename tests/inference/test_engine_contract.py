@@ -17,11 +17,13 @@ from prorld.inference.vllm import VllmBackend
 from prorld.testing.engine_contract import (
     ENGINE_CONTRACT,
     FAULT_CONTRACT,
+    SCORE_FAULTS,
     EngineCheck,
     EngineUnderTest,
     FaultCheck,
     a_hanging_engine_is_left_by_the_caller,
     fault_is_typed,
+    score_fault_is_typed,
 )
 from prorld.testing.fake_backend import FakeBackend
 from prorld.testing.scripted_engine.routes import ScriptedServer
@@ -31,6 +33,9 @@ from prorld.testing.scripted_engine.serve import Serving, serve_scripted
 SCRIPT = Script(max_model_len=256, random_tokens_mean=60.0, latency=Latency(decode_token_s=0.001))
 
 every_check = pytest.mark.parametrize("check", ENGINE_CONTRACT, ids=lambda check: check.__name__)
+every_score_fault = pytest.mark.parametrize(
+    "check", SCORE_FAULTS, ids=lambda check: f"{check[0].kind}-{check[0].status}"
+)
 every_fault = pytest.mark.parametrize("check", FAULT_CONTRACT, ids=lambda check: f"{check[0].kind}-{check[0].status}")
 
 
@@ -60,6 +65,7 @@ async def scripted(script: Script) -> AsyncIterator[EngineUnderTest]:
 
 SERVERS = {
     "generate": SCRIPT,
+    "generate-0.32": msgspec.structs.replace(SCRIPT, build="0.32.0", rejects_while_paused=False),
     "completions": msgspec.structs.replace(SCRIPT, scale_out=False, dev_mode=False),
     "cpu-build": msgspec.structs.replace(SCRIPT, build="0.32.0", cpu=True, spans_in_completions=False),
 }
@@ -89,6 +95,13 @@ async def test_vllm_types_every_fault(script: Script, check: FaultCheck) -> None
     """Whatever the server does wrong, the call fails with the right class and the next one is well."""
     async with scripted(script) as engine:
         await fault_is_typed(engine, check)
+
+
+@every_score_fault
+async def test_vllm_types_every_fault_of_a_score(check: FaultCheck) -> None:
+    """Scores are judged as samples are."""
+    async with scripted(SCRIPT) as engine:
+        await score_fault_is_typed(engine, check)
 
 
 async def test_vllm_does_not_hang_with_the_server() -> None:

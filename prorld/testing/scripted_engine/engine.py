@@ -29,7 +29,7 @@ class Paused(Exception):
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):
-    """One sampling call. ``name`` is what it can be aborted by."""
+    """One sampling call. ``name`` is what it can be aborted by, ``forced`` what it says instead of its script."""
 
     name: str
     prompt: list[int]
@@ -38,6 +38,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     session: str
     seed: str
     salt: str | None = None
+    forced: list[int] = []
 
 
 class Sampled(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,6 +70,8 @@ class ScriptedEngine:
         self.script = script
         self.label = "default"
         self.cache = PrefixCache()
+        self.loaded: list[str] = []
+        self.adapters: dict[str, str] = {}
         self.calls_total = 0
         self.aborted_total = 0
         self.cancelled_total = 0
@@ -77,8 +80,9 @@ class ScriptedEngine:
         self._answers = Answerer(script)
         self._running: dict[str, _Running] = {}
         self._pause: PauseMode | None = None
-        self._resumed = trio.Event()
-        self._resumed.set()
+        self._admits = _set_event()
+        self._thawed = _set_event()
+        self._idle = _set_event()
         self._places = trio.Semaphore(script.max_running) if script.max_running else None
 
     @property
@@ -104,6 +108,8 @@ class ScriptedEngine:
         self.calls_total += 1
         await self._admitted()
         running = self._running[call.name] = _Running()
+        if self._idle.is_set():
+            self._idle = trio.Event()
         try:
             return await self._decode(call, running)
         except trio.Cancelled:
@@ -111,6 +117,8 @@ class ScriptedEngine:
             raise
         finally:
             del self._running[call.name]
+            if not self._running:
+                self._idle.set()
             if self._places is not None:
                 self._places.release()
 
@@ -120,7 +128,7 @@ class ScriptedEngine:
             raise Paused("the engine is paused")
         self.waiting += 1
         try:
-            await self._resumed.wait()
+            await self._admits.wait()
             if self._places is not None:
                 await self._places.acquire()
         finally:
@@ -134,7 +142,7 @@ class ScriptedEngine:
         spans: list[tuple[str, int, int]] = []
         done = 0
         while done < len(planned) and not running.aborted:
-            await self._resumed.wait()
+            await self._thawed.wait()
             label, since = self.label, trio.current_time()
             with trio.move_on_after(latency.decode_token_s * (len(planned) - done)) as scope:
                 await running.wake.wait()
@@ -150,7 +158,8 @@ class ScriptedEngine:
 
     def _plan(self, call: Call) -> list[int]:
         room = self.script.max_model_len - len(call.prompt)
-        tokens = self._answers.tokens(call.prompt, call.session, call.seed)[: min(call.max_tokens, room)]
+        said = call.forced or self._answers.tokens(call.prompt, call.session, call.seed)
+        tokens = said[: min(call.max_tokens, room)]
         stops = frozenset(call.stop_token_ids)
         cut = next((at for at, token in enumerate(tokens) if token in stops), None)
         return tokens if cut is None else tokens[: cut + 1]
@@ -185,7 +194,10 @@ class ScriptedEngine:
     def pause(self, mode: PauseMode, *, clear_cache: bool) -> None:
         """No new calls; those that run are ended, run out, or frozen."""
         self._pause = mode
-        self._resumed = trio.Event() if mode == "keep" or not self.script.rejects_while_paused else self._resumed
+        if (mode == "keep" or not self.script.rejects_while_paused) and self._admits.is_set():
+            self._admits = trio.Event()
+        if mode == "keep" and self._thawed.is_set():
+            self._thawed = trio.Event()
         if mode == "abort":
             self.abort(tuple(self._running))
         elif mode == "keep":
@@ -196,7 +208,13 @@ class ScriptedEngine:
     def resume(self) -> None:
         """Take calls again."""
         self._pause = None
-        self._resumed.set()
+        self._admits.set()
+        self._thawed.set()
+
+    async def quiet(self) -> None:
+        """Until nothing runs."""
+        while self._running:
+            await self._idle.wait()
 
     def set_label(self, label: str) -> None:
         """Other weights from the next token on."""
@@ -206,6 +224,12 @@ class ScriptedEngine:
     def _interrupt_all(self) -> None:
         for running in self._running.values():
             running.interrupt()
+
+
+def _set_event() -> trio.Event:
+    event = trio.Event()
+    event.set()
+    return event
 
 
 def _merged(spans: list[tuple[str, int, int]]) -> list[tuple[str, int, int]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from prorld.testing.scripted_engine.script import Fault, FaultKind
+from prorld.testing.scripted_engine.script import Fault, FaultKind, FaultPlace
 
 __all__ = ["FaultPlan"]
 
@@ -28,9 +28,11 @@ class FaultPlan:
         """No more faults."""
         self._armed.clear()
 
-    def next_for(self, session: str) -> Fault | None:
-        """The fault of one sampling call."""
+    def next_for(self, session: str = "", on: FaultPlace = "sample") -> Fault | None:
+        """The fault of one call."""
         for index, (fault, left) in enumerate(self._armed):
+            if fault.on != on:
+                continue
             if fault.session is not None and fault.session != session:
                 continue
             if fault.rate < 1 and self._random.random() >= fault.rate:

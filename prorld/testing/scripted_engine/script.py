@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from prorld.testing.byte_tokenizer import IM_END, IM_START, byte_ids
 
-__all__ = ["Fault", "FaultKind", "Latency", "Script", "load_script", "scripted_logprob"]
+__all__ = ["Fault", "FaultKind", "FaultPlace", "Latency", "Script", "load_script", "scripted_logprob"]
 
 Seconds = Annotated[float, Meta(ge=0, le=3600)]
 
@@ -24,13 +24,22 @@ FaultKind = Literal[
     "garbage",  # 200 with a body that is no JSON
     "lengths",  # one log-probability too few
     "other_ids",  # log-probabilities of other tokens
+    "no_ids",  # leave out the sampled ids
     "nan",  # a log-probability that is not a number
+    "infinite",  # a log-probability of a token that can't be sampled
     "sentinel",  # the value that stands for a missing log-probability
     "prompt_ids",  # echo another prompt
+    "prompt_length",  # count another number of prompt tokens
     "spans",  # version spans with a gap
     "too_many",  # more tokens than were asked for
+    "other_label",  # take over another label than the one that was told
+    "not_done",  # say that it was not done, where a route can say so
     "die",  # end the process at once
 ]
+
+
+# The calls that a fault can be for; ``label`` is telling the engine its version, ``adapter`` loading or unloading one.
+FaultPlace = Literal["sample", "score", "pause", "resume", "reload", "adapter", "label", "cache"]
 
 
 class Latency(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -43,9 +52,10 @@ class Latency(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Something that goes wrong with sampling calls: with the next ``count`` that match, or for ever, at this rate."""
+    """Something that goes wrong with calls: with the next ``count`` that match, or for ever, at this rate."""
 
     kind: FaultKind
+    on: FaultPlace = "sample"
     count: Annotated[int, Meta(ge=1)] | None = 1
     rate: Annotated[float, Meta(gt=0, le=1)] = 1.0
     status: Annotated[int, Meta(ge=400, le=599)] = 500
@@ -59,7 +69,7 @@ class Script(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ``pick`` says which turn a call gets: the next one of its session, the one that follows so many occurrences of
     ``marker`` in the prompt, or one chosen by the prompt's hash. Without turns the answers are pseudo-random.
 
-    ``cpu`` plays a build for CPUs, whose engine a seed ends.
+    ``cpu`` plays a build for CPUs, whose engine a seed ends, and scoring, where it takes adapters.
     """
 
     model: str = "scripted"
@@ -75,6 +85,7 @@ class Script(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     cpu: bool = False
     scale_out: bool = True
     dev_mode: bool = True
+    lora: bool = True
     spans_in_completions: bool = True
     rejects_while_paused: bool = True
     faults: list[Fault] = []

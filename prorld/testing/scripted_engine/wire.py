@@ -7,7 +7,8 @@ from typing import Any
 import msgspec
 
 from prorld.testing.scripted_engine.engine import Call, Sampled
-from prorld.testing.scripted_engine.script import FaultKind, scripted_logprob
+from prorld.testing.scripted_engine.script import FaultKind
+from prorld.testing.scripted_engine.spoil import encoded, prompt_length, prompt_of, sampled_of, scores_of, spans_of
 
 __all__ = ["CompletionRequest", "GenerateRequest", "completion_reply", "generate_reply"]
 
@@ -53,6 +54,8 @@ class CompletionRequest(msgspec.Struct, frozen=True):
     max_tokens: int | None = None
     stop_token_ids: list[int] = []
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    allowed_token_ids: list[int] = []
     seed: int | None = None
     cache_salt: str | None = None
     return_token_ids: bool = False
@@ -68,12 +71,13 @@ class CompletionRequest(msgspec.Struct, frozen=True):
             session=session,
             seed=name if self.seed is None else str(self.seed),
             salt=self.cache_salt,
+            forced=self.allowed_token_ids,
         )
 
 
 def generate_reply(call: Call, sampled: Sampled, model: str, fault: FaultKind | None) -> bytes:
     """The reply of the token endpoint, spoilt by ``fault``."""
-    ids, logprobs = _spoilt(call, sampled, fault)
+    ids, logprobs = sampled_of(call, sampled, fault)
     said_of = [(token + 1) for token in ids] if fault == "other_ids" else ids
     content = [
         {"token_id": token, "logprob": logprob, "rank": 1, "top_logprobs": []}
@@ -83,27 +87,34 @@ def generate_reply(call: Call, sampled: Sampled, model: str, fault: FaultKind | 
         "index": 0,
         "finish_reason": sampled.finish,
         "stop_reason": sampled.stop_reason,
-        "token_ids": ids,
-        "weight_versions": _spans(sampled, fault),
+        "token_ids": None if fault == "no_ids" else ids,
+        "weight_versions": spans_of(sampled, fault),
         "logprobs": {"content": content},
         "routed_experts": None,
     }
     reply = {
         "request_id": call.name,
         "model": model,
-        "usage": _usage(call, sampled),
-        "prompt_token_ids": _prompt(call, fault),
+        "usage": _usage(call, sampled, fault),
+        "prompt_token_ids": prompt_of(call.prompt, fault),
         "output_mode": "tokens",
         "choices": [choice],
     }
-    return _encoded(reply, fault)
+    return encoded(reply, fault)
 
 
 def completion_reply(
-    call: Call, sampled: Sampled, model: str, fault: FaultKind | None, *, with_ids: bool, with_spans: bool
+    call: Call,
+    sampled: Sampled,
+    model: str,
+    fault: FaultKind | None,
+    *,
+    with_ids: bool,
+    with_spans: bool,
+    scored: bool,
 ) -> bytes:
     """The reply of the text endpoint to a token prompt, spoilt by ``fault``."""
-    ids, logprobs = _spoilt(call, sampled, fault)
+    ids, logprobs = sampled_of(call, sampled, fault)
     choice: dict[str, Any] = {
         "index": 0,
         "text": "",
@@ -111,44 +122,25 @@ def completion_reply(
         "stop_reason": sampled.stop_reason,
         "logprobs": {"tokens": [f"token_id:{token}" for token in ids], "token_logprobs": logprobs},
     }
+    if scored:
+        choice["prompt_logprobs"] = _prompt_logprobs(call.prompt, fault)
     if with_ids:
-        choice |= {"token_ids": ids, "prompt_token_ids": _prompt(call, fault)}
+        choice |= {"token_ids": None if fault == "no_ids" else ids, "prompt_token_ids": prompt_of(call.prompt, fault)}
     if with_spans:
-        choice["weight_versions"] = _spans(sampled, fault)
-    return _encoded({"id": call.name, "model": model, "choices": [choice], "usage": _usage(call, sampled)}, fault)
+        choice["weight_versions"] = spans_of(sampled, fault)
+    return encoded({"id": call.name, "model": model, "choices": [choice], "usage": _usage(call, sampled, fault)}, fault)
 
 
-def _spoilt(call: Call, sampled: Sampled, fault: FaultKind | None) -> tuple[list[int], list[float]]:
-    ids = sampled.ids * (call.max_tokens + 1) if fault == "too_many" else sampled.ids
-    logprobs = [scripted_logprob(token, len(call.prompt) + at) for at, token in enumerate(ids)]
-    if fault == "lengths":
-        del logprobs[-1:]
-    if fault == "sentinel":
-        logprobs[-1:] = [-9999.0]
-    return ids, logprobs
-
-
-def _spans(sampled: Sampled, fault: FaultKind | None) -> list[dict[str, Any]]:
-    shift = 1 if fault == "spans" else 0
-    return [{"version": label, "start": start + shift, "end": end} for label, start, end in sampled.spans]
-
-
-def _prompt(call: Call, fault: FaultKind | None) -> list[int]:
-    return [*call.prompt[:-1], call.prompt[-1] + 1] if fault == "prompt_ids" else call.prompt
-
-
-def _usage(call: Call, sampled: Sampled) -> dict[str, Any]:
+def _usage(call: Call, sampled: Sampled, fault: FaultKind | None) -> dict[str, Any]:
     return {
-        "prompt_tokens": len(call.prompt),
+        "prompt_tokens": prompt_length(call.prompt, fault),
         "completion_tokens": len(sampled.ids),
         "total_tokens": len(call.prompt) + len(sampled.ids),
         "prompt_tokens_details": {"cached_tokens": sampled.cached},
     }
 
 
-def _encoded(reply: dict[str, Any], fault: FaultKind | None) -> bytes:
-    body = msgspec.json.encode(reply)
-    if fault == "nan":
-        head, found, tail = body.rpartition(b'"logprob":') if b'"logprob":' in body else body.rpartition(b"[")
-        return head + found + b"NaN" + tail.lstrip(b"-0123456789.")
-    return body
+def _prompt_logprobs(prompt: list[int], fault: FaultKind | None) -> list[dict[int, dict[str, Any]] | None]:
+    said_of = [token + 1 for token in prompt] if fault == "other_ids" else prompt
+    scored = zip(said_of[1:], scores_of(prompt, fault), strict=False)
+    return [None, *({token: {"logprob": value, "rank": 1, "decoded_token": ""}} for token, value in scored)]
