@@ -18,7 +18,7 @@ import trio
 from prorld.domain.backends import BackendState
 from prorld.domain.scoring import UnscoredReason
 from prorld.domain.versions import PolicyVersion
-from prorld.errors import BackendError, EngineBusy, MalformedReply
+from prorld.errors import BackendError, ContextOverflow, EngineBusy, MalformedReply, Unsupported
 from prorld.inference.pool_entry import PoolEntry
 
 __all__ = ["CannotScore", "ScoreDesk", "Scored", "Scorer"]
@@ -85,9 +85,11 @@ class Scorer:
 
     async def _score(self, policy: str, version: PolicyVersion | None, token_ids: array[int], start: int) -> Scored:
         tried: dict[str, BackendError] = {}
+        cramped: set[str] = set()
         while True:
+            await trio.lowlevel.checkpoint()
             entry = self._choose(policy, version, tried)
-            ids = token_ids[: entry.found.max_context_tokens - 1]
+            ids = token_ids[: entry.found.max_context_tokens - (entry.backend_id in cramped)]
             if len(ids) <= start:
                 raise CannotScore(f"token {start} is beyond the context of {entry.backend_id}", "too_long")
             try:
@@ -97,6 +99,12 @@ class Scorer:
                 await trio.sleep(BUSY_WAIT_S)
             except CannotScore:
                 raise
+            except (ContextOverflow, Unsupported) as exc:
+                if len(ids) < entry.found.max_context_tokens:
+                    tried[entry.backend_id] = exc
+                else:
+                    # Most engines sample a token behind what they score, and this one found no place for it.
+                    cramped.add(entry.backend_id)
             except BackendError as exc:
                 tried[entry.backend_id] = exc
             else:

@@ -94,6 +94,7 @@ class Rescorer:
             sections, look.skipped = plan(branches, entry.session.calls)
             left = list(sections)
             with trio.move_on_after(RESCORE_S_MAX):
+                await trio.lowlevel.checkpoint()
                 while left:
                     await self._look_at(look, entry.spec.policy, branches[left[0].branch], left[0])
                     left.pop(0)
