@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import h11
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from prorld.kit.http_wire import HEAD_BYTES_MAX, Head, plain_head, request_head
@@ -23,34 +23,47 @@ LINE = st.sampled_from([
     b"transfer-encoding: chunked", b"Transfer-Encoding: identity",
 ])  # fmt: skip
 ASCII = st.text(st.characters(max_codepoint=127), min_size=1, max_size=8)
+LENGTHS = st.sampled_from([b"content-length: 2", b"content-length: 2", b"Content-Length:\t1 ", b"content-length: 4"])
+LINES = st.tuples(LENGTHS, st.lists(LINE, max_size=2)).map(lambda both: [both[0], *both[1]]).flatmap(st.permutations)
+BODIES = st.sampled_from([b"", b"o", b"ok", b"ok", b"ok!", b"2\r\nok\r\n0\r\n\r\n", b"\r\n\r\n"])
+ENDINGS = st.sampled_from([b"\r\n", b"\r\n", b"\r\n", b"\n"])
 RESPONSES = st.builds(
-    lambda status, lines, ending, body: ending.join([status, *lines, b"", b""]) + body,
-    STATUS, st.lists(LINE, max_size=4), st.sampled_from([b"\r\n", b"\r\n", b"\r\n", b"\n"]),
-    st.sampled_from([b"", b"o", b"ok", b"ok!", b"2\r\nok\r\n0\r\n\r\n", b"\r\n\r\n"]),
-)  # fmt: skip
+    lambda status, lines, ending, body: ending.join([status, *lines, b"", b""]) + body, STATUS, LINES, ENDINGS, BODIES
+)
 
 
-def by_h11(data: bytes) -> tuple[int, tuple[tuple[bytes, bytes], ...], bytes]:
-    """Status, headers and what there is of the body. Raises what h11 does."""
+def by_h11(data: bytes) -> tuple[int, tuple[tuple[bytes, bytes], ...], bytes, bool | None]:
+    """Status, headers, what there is of the body, and if it is all: whether the socket may be used again."""
     protocol = h11.Connection(h11.CLIENT)
     protocol.send(h11.Request(method="POST", target="/", headers=[("host", "x")]))
     protocol.send(h11.EndOfMessage())
     protocol.receive_data(data)
     head = protocol.next_event()
     assert isinstance(head, h11.Response)
-    body = b""
+    body, is_open = b"", None
     while isinstance(event := protocol.next_event(), h11.Data):
         body += event.data
-    return head.status_code, tuple(head.headers), body
+    if isinstance(event, h11.EndOfMessage):
+        is_open = protocol.their_state is h11.DONE and not protocol.trailing_data[0]
+    return head.status_code, tuple(head.headers), body, is_open
 
 
-@given(RESPONSES | st.binary(max_size=200).map(lambda tail: b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n" + tail))
+@settings(max_examples=600)
+@given(RESPONSES)
 @example(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")
+@example(b"HTTP/1.1 204 No Content\r\ncontent-length: 2\r\n\r\nok")
+@example(b"HTTP/1.0 200 OK\r\ncontent-length: 2\r\n\r\nok")
+@example(b"HTTP/1.1 100 Continue\r\ncontent-length: 2\r\n\r\nok")
+@example(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\ntransfer-encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n")
+@example(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\nok")
 def test_what_is_read_here_is_read_by_h11_in_the_same_way(data: bytes) -> None:
-    """The same status, headers and body: nobody is made to see another response than a strict reader does."""
+    """The same status, headers, body and end: nobody is made to see another response than a strict reader does."""
     head = plain_head(data)
     if head is not None:
-        assert by_h11(data) == (head.status, head.headers, data[head.body_at : head.body_at + head.length])
+        size = len(data) - head.body_at
+        is_open = None if size < head.length else size == head.length
+        body = data[head.body_at : head.body_at + head.length]
+        assert by_h11(data) == (head.status, head.headers, body, is_open)
 
 
 def test_the_form_that_engines_answer_in_is_plain() -> None:
