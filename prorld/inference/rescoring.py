@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -21,7 +21,7 @@ from prorld.domain.versions import PolicyVersion
 from prorld.errors import BackendError, ContextOverflow, EngineBusy, MalformedReply, Unsupported
 from prorld.inference.pool_entry import PoolEntry
 
-__all__ = ["CannotScore", "ScoreDesk", "Scored", "Scorer"]
+__all__ = ["CannotScore", "Gate", "ScoreDesk", "Scored", "Scorer"]
 
 # Of all jobs together: scoring is prefill without a cache, and more of it at once would be felt by those who sample.
 SCORES_AT_ONCE = 4
@@ -65,11 +65,25 @@ class ScoreDesk(Protocol):
         ...
 
 
-class Scorer:
-    """Scores tokens on the engines of a pool."""
+class Gate(Protocol):
+    """Whether the engines of a policy may be asked at all; closed while its weights change."""
 
-    def __init__(self, desk: ScoreDesk) -> None:
+    @property
+    def is_open(self) -> bool:
+        """Whether they may be."""
+        ...
+
+    async def wait_open(self) -> None:
+        """Wait until they may be. The caller's scope bounds the wait."""
+        ...
+
+
+class Scorer:
+    """Scores tokens on the engines of a pool. ``gate`` finds that of a policy; without one, policies never change."""
+
+    def __init__(self, desk: ScoreDesk, gate: Callable[[str], Gate | None] = lambda _: None) -> None:
         self._desk = desk
+        self._gate = gate
         self._places = trio.CapacityLimiter(SCORES_AT_ONCE)
 
     def served(self, policy: str) -> frozenset[PolicyVersion | None]:
@@ -86,8 +100,11 @@ class Scorer:
     async def _score(self, policy: str, version: PolicyVersion | None, token_ids: array[int], start: int) -> Scored:
         tried: dict[str, BackendError] = {}
         cramped: set[str] = set()
+        gate = self._gate(policy)
         while True:
             await trio.lowlevel.checkpoint()
+            while gate is not None and not gate.is_open:
+                await gate.wait_open()
             entry = self._choose(policy, version, tried)
             ids = token_ids[: entry.found.max_context_tokens - (entry.backend_id in cramped)]
             if len(ids) <= start:

@@ -186,6 +186,46 @@ async def test_an_update_that_overtakes_a_score_spoils_it(autojump_clock: MockCl
             assert await it.refused() == "not_served"
 
 
+class Gate:
+    """Closed until the test opens it."""
+
+    def __init__(self) -> None:
+        self.opened = trio.Event()
+
+    @property
+    def is_open(self) -> bool:
+        return self.opened.is_set()
+
+    async def wait_open(self) -> None:
+        await self.opened.wait()
+
+
+async def test_nothing_is_scored_while_the_policy_is_paused(autojump_clock: MockClock) -> None:
+    """It waits, and asks for the version that is there afterwards; for as long as its deadline allows."""
+    async with world() as it:
+        gate = Gate()
+        it.scorer = Scorer(it.pool, lambda policy: gate if policy == "default" else None)
+        _, engine = await it.add("one")
+        assert await it.refused() == "unscored"
+        async with trio.open_nursery() as nursery:
+
+            async def update() -> None:
+                await wait_all_tasks_blocked()
+                assert engine.scored == 0
+                await engine.set_version(SECOND)
+                (entry,) = it.pool.entries("default")
+                entry.found = await engine.probe()
+                gate.opened.set()
+
+            nursery.start_soon(update)
+            assert (await it.ask(SECOND)).backend_id == entry_name(it)
+
+
+def entry_name(it: World) -> str:
+    """The only engine."""
+    return it.pool.list().items[0].backend_id
+
+
 @pytest.mark.parametrize("claims", [{"scores": False}, {"exact": False}])
 async def test_engines_that_can_not_score_are_not_asked(claims, autojump_clock: MockClock) -> None:
     """They are told apart from a version that is gone."""
