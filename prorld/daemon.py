@@ -33,7 +33,7 @@ from prorld.http.serve import HttpServer, run_http
 from prorld.inference.models import PooledModels
 from prorld.inference.policies import Policies, PolicySource
 from prorld.inference.pool import BackendPool
-from prorld.inference.registry import backend_factories
+from prorld.inference.registry import backend_factories, read_engine_keys
 from prorld.inference.rescoring import Scorer
 from prorld.inference.roster import EmbeddedWish, join, keep_embedded
 from prorld.kit import loop_lag
@@ -142,10 +142,11 @@ async def _serve(
     registry = discover(config.handlers.enabled, config.handlers.config)
     metrics, lag, clock = Metrics(), loop_lag.LoopLag(), SystemClock()
     core.start_soon(loop_lag.run, config.metrics.loop_lag_interval_s, _both(lag, metrics), name="loop lag")
+    keys = read_engine_keys(config.engine_keys, os.environ)
     lane = Lane("tokenizers", TOKENIZER_THREADS)
     policies = Policies(_policy_sources(config), lane)
     with trio.fail_after(config.timeouts.boot_s):
-        pool = BackendPool(backend_factories(), metrics)
+        pool = BackendPool(backend_factories(keys=keys), metrics)
         await core.start(pool.run, name="pool")
         user = sandbox_user(config.sandbox.user)
         if user is not None:

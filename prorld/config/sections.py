@@ -19,6 +19,7 @@ __all__ = [
     "BackendEntry",
     "Config",
     "Engine",
+    "EngineKey",
     "Gc",
     "Handlers",
     "Limits",
@@ -162,6 +163,17 @@ class BackendEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     weight: Annotated[float, Meta(gt=0, le=1000, description="Its share of leases beside other engines.")] = 1.0
 
 
+class EngineKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A key that engines under one address ask for. Clients can add engines, but not say where a key goes."""
+
+    url: Annotated[
+        str, Meta(pattern=r"^https?://[^\s/@]+(/[^\s]*)?$", description="It goes to this address and what is below it.")
+    ]
+    env: Annotated[
+        str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", description="The environment variable that holds it.")
+    ]
+
+
 class PolicyEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A named model."""
 
@@ -273,6 +285,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     sandbox: Sandbox = Sandbox()
     engine: Engine = Engine()
     backends: Annotated[list[BackendEntry], Meta(max_length=4096, description="Engines, each a table.")] = []
+    engine_keys: Annotated[list[EngineKey], Meta(max_length=256, description="Keys of engines, each a table.")] = []
     policies: Annotated[
         dict[str, PolicyEntry], Meta(description="Policies by name; default exists without being named.")
     ] = {}

@@ -75,11 +75,23 @@ def within(seconds: float, what: str) -> Iterator[None]:
         raise BackendError(f"{what} was not done within {seconds:g} s")
 
 
-class EngineHttp:
-    """One engine's address as typed requests. ``connections_max`` bounds the calls; control has sockets of its own."""
+def _decoded(response: Response, decoder: msgspec.json.Decoder[T], what: str) -> T:
+    raise_for_status(response, what)
+    try:
+        return decode_json(response, decoder)
+    except BodyMalformed as exc:
+        raise MalformedReply(f"{what} answered something else than expected") from exc
 
-    def __init__(self, url: str, *, connections_max: int, response_bytes_max: int) -> None:
+
+class EngineHttp:
+    """One engine's address as typed requests. ``connections_max`` bounds the calls; control has sockets of its own.
+
+    ``api_key`` goes with every request and nowhere else.
+    """
+
+    def __init__(self, url: str, *, connections_max: int, response_bytes_max: int, api_key: str | None = None) -> None:
         self.url = url
+        self._key: Headers = () if api_key is None else (("authorization", f"Bearer {api_key}"),)
         self._calls = HttpClient(url, connections_max=connections_max, response_bytes_max=response_bytes_max)
         self._control = HttpClient(url, connections_max=CONTROL_CONNECTIONS_MAX, response_bytes_max=response_bytes_max)
         self._encoder = msgspec.json.Encoder()
@@ -95,7 +107,7 @@ class EngineHttp:
         body = b"" if payload is None else self._encoder.encode(payload)
         client = self._control if control or method == "GET" else self._calls
         try:
-            return await client.request(method, path, body, (*_JSON, *headers) if body else headers)
+            return await client.request(method, path, body, (*(_JSON if body else ()), *self._key, *headers))
         except ResponseTooLarge as exc:
             raise MalformedReply(f"{method} {path} of {self.url} answered too much") from exc
         except ConnectFailed as exc:
@@ -115,15 +127,17 @@ class EngineHttp:
     ) -> T:
         """A request whose answer must be a success of this type."""
         response = await self.send(method, path, payload, headers, control=control)
-        what = f"{method} {path} of {self.url}"
-        raise_for_status(response, what)
-        try:
-            return decode_json(response, decoder)
-        except BodyMalformed as exc:
-            raise MalformedReply(f"{what} answered something else than expected") from exc
+        return _decoded(response, decoder, f"{method} {path} of {self.url}")
+
+    async def look(self, path: str, decoder: msgspec.json.Decoder[T]) -> T | None:
+        """What a GET says; ``None`` where the server does not have the route."""
+        response = await self.send("GET", path)
+        if response.status in CLOSED:
+            return None
+        return _decoded(response, decoder, f"GET {path} of {self.url}")
 
     async def command(self, path: str, payload: Any, seconds: float) -> Response:
-        """A POST beside the calls that must succeed within this time."""
+        """A POST beside the calls that must succeed within this time, whatever its answer looks like."""
         what = f"POST {path} of {self.url}"
         with within(seconds, what):
             response = await self.send("POST", path, payload, control=True)

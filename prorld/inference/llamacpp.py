@@ -9,24 +9,37 @@ Three habits of the server shape it:
 
 The sampled end-of-turn token is in ``tokens`` with its log-probability. A streamed answer would end with the socket,
 but it drops the ids of those tokens, too, and they can't be had again. Weights can't change, so versions are exact.
+
+The steps are what makes it possible to pause a server that knows nothing of that: between two of them.
 """
 
 from __future__ import annotations
 
-import hashlib
 from array import array
 from collections.abc import Sequence
-from typing import Any, Literal
 
 import msgspec
 import trio
 
-from prorld.domain.branch import VersionSpan
-from prorld.domain.calls import FinishReason
-from prorld.errors import BackendError, ContextOverflow, MalformedReply
+from prorld.errors import BackendError, ContextOverflow, MalformedReply, Unsupported
 from prorld.inference.checks import checked_logprobs, checked_prompt, checked_sampled, checked_token_ids
-from prorld.inference.contract import BackendKind, Capabilities, EngineLoad, Generation, GenerationRequest
+from prorld.inference.contract import (
+    BackendKind,
+    Capabilities,
+    EngineLoad,
+    Generation,
+    GenerationRequest,
+    PauseMode,
+)
 from prorld.inference.engine_http import EngineHttp, raise_for_status
+from prorld.inference.llamacpp_call import (
+    SteppedCall,
+    forcing,
+    ignored_of,
+    logprobs_mode_of,
+    payload_of,
+    stopped_by_itself,
+)
 from prorld.inference.llamacpp_wire import (
     COMPLETION,
     MODELS,
@@ -38,6 +51,7 @@ from prorld.inference.llamacpp_wire import (
     processed_logprob,
 )
 from prorld.inference.prometheus_text import metric_values
+from prorld.inference.step_gate import StepGate
 from prorld.inference.uncontrolled import Uncontrolled
 from prorld.kit.http_client import ClientStatistics
 
@@ -52,24 +66,8 @@ STEP_TOKENS_MAX = 16
 # How many candidates are asked for to find a lost log-probability before the whole vocabulary is.
 RECOVERY_CANDIDATES = 64
 
-# Added to the logit of a token that is to be sampled for certain; it does not change what is said of the distribution.
-_FORCING_BIAS = 10_000.0
-
-# The order is part of what is sampled: the truncations see the tempered distribution.
-_SAMPLERS = ("temperature", "min_p", "top_k", "top_p")
-
-_OFF: dict[str, Any] = {
-    "dynatemp_range": 0.0,
-    "typical_p": 1.0,
-    "top_n_sigma": -1.0,
-    "xtc_probability": 0.0,
-    "repeat_penalty": 1.0,
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-    "dry_multiplier": 0.0,
-    "mirostat": 0,
-    "ignore_eos": False,
-}
+# A score costs a call a token.
+SCORE_TOKENS_MAX = 8192
 
 _RUNNING = "llamacpp:requests_processing"
 _WAITING = "llamacpp:requests_deferred"
@@ -83,37 +81,6 @@ class _Facts(msgspec.Struct, frozen=True, kw_only=True):
     whole_token: int
 
 
-class _Call:
-    """One generation as it grows step by step."""
-
-    def __init__(self, request: GenerationRequest, budget: int) -> None:
-        self.request = request
-        self.budget = budget
-        self.ids = array("i")
-        self.logprobs = array("f")
-        self.finish: FinishReason | None = None
-        self.stop_reason: int | None = None
-        self.cached: int | None = None
-        self.steps = 0
-
-    @property
-    def prompt(self) -> list[int]:
-        return [*self.request.token_ids, *self.ids]
-
-    def grow(self, ids: array[int], logprobs: array[float], *, at_end: bool) -> None:
-        """Take over a step's tokens up to the first stop token; ``at_end`` when the engine stopped by itself."""
-        stops = self.request.stop_token_ids
-        cut = next((position for position, token in enumerate(ids) if token in stops), None)
-        kept = len(ids) if cut is None else cut + 1
-        self.ids.extend(ids[:kept])
-        self.logprobs.extend(logprobs[:kept])
-        if cut is not None or at_end:
-            self.finish = "stop"
-            self.stop_reason = self.ids[-1]
-        elif len(self.ids) >= self.budget:
-            self.finish = "length"
-
-
 class LlamaCppBackend(Uncontrolled):
     """One llama.cpp server. ``model`` is a name to check against, where more than one server could be meant."""
 
@@ -123,15 +90,19 @@ class LlamaCppBackend(Uncontrolled):
         *,
         model: str | None = None,
         step_tokens_max: int = STEP_TOKENS_MAX,
+        api_key: str | None = None,
         connections_max: int = CONNECTIONS_MAX,
     ) -> None:
         if step_tokens_max < 1:
             raise ValueError("step_tokens_max must be at least 1")
         super().__init__()
-        self._http = EngineHttp(url, connections_max=connections_max, response_bytes_max=RESPONSE_BYTES_MAX)
+        self._http = EngineHttp(
+            url, connections_max=connections_max, response_bytes_max=RESPONSE_BYTES_MAX, api_key=api_key
+        )
         self._model = model
         self._step_tokens_max = step_tokens_max
         self._facts: _Facts | None = None
+        self._steps = StepGate()
 
     def __repr__(self) -> str:
         return f"<LlamaCppBackend {self.url}>"
@@ -160,6 +131,8 @@ class LlamaCppBackend(Uncontrolled):
             model=card.id.rpartition("/")[2],
             max_context_tokens=card.meta.n_ctx,
             version_spans=True,
+            control=True,
+            scores=True,
             weights=self._told,
             model_path=card.id,
             details={"vocabulary": card.meta.n_vocab},
@@ -184,29 +157,32 @@ class LlamaCppBackend(Uncontrolled):
         room = facts.context - len(prompt)
         if room < 1:
             raise ContextOverflow(f"{len(prompt)} prompt tokens, the context of {self.url} holds {facts.context}")
-        call = _Call(request, min(request.max_tokens, room))
-        started, told = trio.current_time(), self._told
-        while call.finish is None:
-            await self._step(call, facts)
-        sampled = len(call.ids)
+        call = SteppedCall(request, min(request.max_tokens, room))
+        started = trio.current_time()
+        async with self._steps.call(self.url):
+            while call.finish is None:
+                if await self._steps.must_end():
+                    call.finish = "abort"
+                else:
+                    await self._step(call, facts)
         return Generation(
             token_ids=call.ids,
             logprobs=call.logprobs,
             finish=call.finish,
-            versions=(VersionSpan(start=0, end=sampled, epoch=told.epoch, version=told.version),),
-            versions_exact=told == self._told,
-            logprobs_mode=_mode(request),
+            versions=tuple(call.spans),
+            versions_exact=call.spans_exact,
+            logprobs_mode=logprobs_mode_of(request),
             stop_reason=call.stop_reason,
             cached_tokens=call.cached,
             latency_s=trio.current_time() - started,
-            ignored=_ignored(request),
+            ignored=ignored_of(request),
         )
 
-    async def _step(self, call: _Call, facts: _Facts) -> None:
+    async def _step(self, call: SteppedCall, facts: _Facts) -> None:
         where = f"completion of {self.url}"
-        prompt = call.prompt
+        prompt, told = call.prompt, self._told
         wanted = min(self._step_tokens_max, call.budget - len(call.ids))
-        payload = {**_payload(call.request, prompt, call.steps), "n_predict": wanted}
+        payload = {**payload_of(call.request, prompt, call.steps), "n_predict": wanted}
         reply = await self._http.call("POST", "/completion", COMPLETION, payload)
         checked_prompt(prompt, where, length=reply.tokens_evaluated)
         ids = checked_sampled(reply.tokens, wanted, where)
@@ -216,8 +192,9 @@ class LlamaCppBackend(Uncontrolled):
         if call.steps == 0:
             call.cached = reply.timings.cache_n
         call.steps += 1
-        at_end = _stopped_by_itself(reply.stop_type, len(ids), wanted, where)
-        call.grow(ids, checked_logprobs(logprobs, ids, where), at_end=at_end)
+        at_end = stopped_by_itself(reply.stop_type, len(ids), wanted, where)
+        call.spans_exact &= told == self._told
+        call.grow(ids, checked_logprobs(logprobs, ids, where), told, at_end=at_end)
 
     async def _logprobs(
         self, request: GenerationRequest, prompt: list[int], reply: Completion, facts: _Facts, where: str
@@ -242,10 +219,13 @@ class LlamaCppBackend(Uncontrolled):
 
         It agrees with what the server left out to four decimals.
         """
-        if _mode(request) == "processed":
+        if logprobs_mode_of(request) == "processed":
             return processed_logprob(
                 await self._candidates(before, facts.vocabulary, facts, where), token, request.sampling
             )
+        return await self._raw(before, token, facts, where)
+
+    async def _raw(self, before: Sequence[int], token: int, facts: _Facts, where: str) -> float:
         for count in (RECOVERY_CANDIDATES, facts.vocabulary):
             candidates = await self._candidates(before, count, facts, where)
             if token in candidates:
@@ -253,16 +233,7 @@ class LlamaCppBackend(Uncontrolled):
         raise MalformedReply(f"{where}: token {token} is not in the vocabulary")
 
     async def _candidates(self, before: Sequence[int], count: int, facts: _Facts, where: str) -> dict[int, float]:
-        payload = {
-            **_OFF,
-            "prompt": list(before),
-            "n_predict": 1,
-            "n_probs": count,
-            "return_tokens": True,
-            "cache_prompt": True,
-            "temperature": 0.0,
-            "logit_bias": [[facts.whole_token, _FORCING_BIAS]],
-        }
+        payload = {**forcing(before, facts.whole_token), "n_probs": count}
         reply = await self._http.call("POST", "/completion", COMPLETION, payload)
         if len(reply.completion_probabilities) != 1:
             raise MalformedReply(f"{where}: no candidates came back")
@@ -270,6 +241,46 @@ class LlamaCppBackend(Uncontrolled):
         found = {candidate.id: candidate.logprob for candidate in entry.top_logprobs if candidate.logprob is not None}
         found[entry.id] = entry.value
         return found
+
+    # --- scoring and pausing ------------------------------------------------------------------------------------------
+
+    async def score(self, token_ids: array[int], start: int) -> array[float]:
+        """The raw log-probability of every token from ``start`` on: each is made to be sampled, one call a token.
+
+        The prefix of each call is that of the one before it, so that a call computes one token.
+        """
+        facts = self._facts
+        if facts is None:
+            raise AssertionError("score before probe")
+        where = f"score of {self.url}"
+        ids = checked_token_ids(token_ids, "the tokens")
+        if not 1 <= start <= len(ids):
+            raise ValueError(f"a score starts between 1 and {len(ids)}, not at {start}")
+        if len(ids) > facts.context:
+            raise ContextOverflow(f"{len(ids)} tokens, the context of {self.url} holds {facts.context}")
+        if len(ids) - start > SCORE_TOKENS_MAX:
+            raise Unsupported(f"{len(ids) - start} tokens to score; {self.url} takes {SCORE_TOKENS_MAX} at most")
+        values = [await self._score_one(ids[:at], ids[at], facts, where) for at in range(start, len(ids))]
+        return checked_logprobs(values, ids[start:], where)
+
+    async def _score_one(self, before: Sequence[int], token: int, facts: _Facts, where: str) -> float:
+        payload = {**forcing(before, token), "n_probs": 1}
+        reply = await self._http.call("POST", "/completion", COMPLETION, payload)
+        checked_prompt(before, where, length=reply.tokens_evaluated)
+        if list(reply.tokens) != [token]:
+            raise MalformedReply(f"{where}: token {token} could not be sampled")
+        said = reply.completion_probabilities
+        if len(said) == 1 and said[0].id == token:
+            return said[0].value
+        return await self._raw(before, token, facts, where)
+
+    async def pause(self, mode: PauseMode) -> None:
+        """Let the calls of this client end, or stop them between two steps; it takes no new ones meanwhile."""
+        await self._steps.pause(mode)
+
+    async def resume(self) -> None:
+        """Go on."""
+        await self._steps.resume()
 
     # --- how it is ----------------------------------------------------------------------------------------------------
 
@@ -296,52 +307,3 @@ class LlamaCppBackend(Uncontrolled):
     async def aclose(self) -> None:
         """Close pooled sockets."""
         await self._http.aclose()
-
-
-def _mode(request: GenerationRequest) -> Literal["raw", "processed"]:
-    """Greedy and untouched sampling are described by the model's own distribution, all else by what samplers left."""
-    sampling = request.sampling
-    untouched = sampling.temperature == 1 and sampling.top_p >= 1 and sampling.top_k <= 0 and sampling.min_p <= 0
-    return "raw" if untouched or sampling.temperature == 0 else "processed"
-
-
-def _ignored(request: GenerationRequest) -> tuple[str, ...]:
-    # A stop string makes the server drop the ids of the tokens that hold it.
-    asked = (("stop", request.sampling.stop), ("salt", request.salt), ("priority", request.priority))
-    return tuple(name for name, value in asked if value)
-
-
-def _payload(request: GenerationRequest, prompt: list[int], step: int) -> dict[str, Any]:
-    sampling = request.sampling
-    payload: dict[str, Any] = {
-        **_OFF,
-        "prompt": prompt,
-        "samplers": _SAMPLERS,
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "top_k": max(sampling.top_k, 0),
-        "min_p": sampling.min_p,
-        "n_probs": 1,
-        "post_sampling_probs": _mode(request) == "processed",
-        "return_tokens": True,
-        "cache_prompt": True,
-    }
-    if request.seed is not None:
-        payload["seed"] = _seed_of_step(request.seed, step)
-    return payload
-
-
-def _seed_of_step(seed: int, step: int) -> int:
-    # Neighbouring seeds must not share steps. The largest 32-bit seed means "random" to the server.
-    digest = hashlib.blake2b(f"{seed}|{step}".encode(), digest_size=4).digest()
-    return int.from_bytes(digest, "big") % (2**32 - 1)
-
-
-def _stopped_by_itself(stop_type: str, sampled: int, wanted: int, where: str) -> bool:
-    if stop_type == "eos":
-        return True
-    if stop_type != "limit":
-        raise MalformedReply(f"{where}: stopped by {stop_type!r}")
-    if sampled < wanted:
-        raise MalformedReply(f"{where}: {sampled} of {wanted} tokens, and no word why")
-    return False

@@ -22,6 +22,7 @@ from prorld.domain.outcome import StopReason
 from prorld.errors import BackendError, ContextOverflow, EngineBusy, HandlerError, NoBackend
 from prorld.inference.checks import checked_finish, checked_logprobs, checked_sampled, checked_spans
 from prorld.inference.contract import Capabilities, Generation, GenerationRequest, Turn
+from prorld.inference.text_view import ConversationView
 from prorld.kit.lanes import Lane
 from prorld.tokens.context import TokenContext
 from prorld.tokens.contract import ParsedTurn, Renderer
@@ -278,6 +279,7 @@ class ModelSession:
             session=self._name,
             seed=effective_seed(spec, self._attempt, len(self._calls)),
             priority=spec.priority,
+            view=ConversationView(self._renderer, self._context),
         )
         generation = await self._lease.generate(request)
         _check(generation, limit)
@@ -318,7 +320,7 @@ class ModelSession:
             finish_reason=generation.finish,
             latency_s=generation.latency_s,
             cached_prefix_len=generation.cached_tokens,
-            exact=generation.versions_exact,
+            exact=generation.exact and generation.versions_exact,
             params=self._params(generation, n),
             engine_request_id=generation.engine_request_id,
         )

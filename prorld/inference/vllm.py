@@ -66,9 +66,12 @@ class VllmBackend(VllmControl):
         model: str | None = None,
         logprobs_mode: Literal["raw", "processed"] = "raw",
         takes_seed: bool | None = None,
+        api_key: str | None = None,
         connections_max: int = CONNECTIONS_MAX,
     ) -> None:
-        super().__init__(EngineHttp(url, connections_max=connections_max, response_bytes_max=RESPONSE_BYTES_MAX))
+        super().__init__(
+            EngineHttp(url, connections_max=connections_max, response_bytes_max=RESPONSE_BYTES_MAX, api_key=api_key)
+        )
         self._model = model
         self._logprobs_mode: Literal["raw", "processed"] = logprobs_mode
         self._takes_seed = takes_seed
@@ -124,10 +127,8 @@ class VllmBackend(VllmControl):
         raise BackendError(f"{self.url} does not serve {self._model!r} but {served}", retryable=False)
 
     async def _build(self) -> str:
-        response = await self._http.send("GET", "/version")
-        if response.status != 200:
-            return ""
-        return (await self._http.call("GET", "/version", VERSION)).version
+        said = await self._http.look("/version", VERSION)
+        return "" if said is None else said.version
 
     async def _metrics(self) -> str:
         """What it says of itself to Prometheus; nothing where it does not."""
@@ -288,7 +289,8 @@ def _extras(request: GenerationRequest) -> dict[str, Any]:
     if request.salt is not None:
         extras["cache_salt"] = request.salt
     if request.priority:
-        extras["priority"] = request.priority
+        # Here the higher one goes first, there the lower one; a server without that policy passes it over.
+        extras["priority"] = -request.priority
     return extras
 
 

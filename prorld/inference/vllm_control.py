@@ -71,10 +71,10 @@ class VllmControl(Uncontrolled):
         return "vllm:lora_requests_info" in metrics and await self._opens(LOAD_ADAPTER_PATH, {})
 
     async def _read_label(self) -> bool:
-        response = await self._http.send("GET", "/weight_info")
-        if response.status in CLOSED:
+        info = await self._http.look("/weight_info", WEIGHT_INFO)
+        if info is None:
             return False
-        self._label = (await self._http.call("GET", "/weight_info", WEIGHT_INFO)).weight_version
+        self._label = info.weight_version
         return True
 
     def _can(self) -> Capabilities:

@@ -7,11 +7,11 @@ check raises ``AssertionError`` for what is not kept.
 
 from __future__ import annotations
 
+import itertools
 import math
 from array import array
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import count
 from typing import Any, Literal
 
 import trio
@@ -20,7 +20,7 @@ from prorld.domain.branch import VersionSpan
 from prorld.domain.job import Sampling
 from prorld.domain.versions import PolicyVersion
 from prorld.errors import BackendError, ContextOverflow, EngineBusy, MalformedReply, Unsupported
-from prorld.inference.contract import Backend, Generation, GenerationRequest, WeightRef
+from prorld.inference.contract import Backend, Generation, GenerationRequest, TextView, WeightRef
 from prorld.testing.scripted_engine.script import Fault, FaultKind
 
 __all__ = [
@@ -39,6 +39,9 @@ __all__ = [
 SECONDS_MAX = 60.0
 _POLL_SECONDS = 0.02
 
+# A policy may end any of them early; all of them it does not.
+LONG_CALLS = 8
+
 # Engines compute a token in a batch and alone with different kernels.
 SCORE_GAP_MAX = 0.1
 
@@ -48,7 +51,8 @@ class EngineUnderTest:
     """A probed client and what the checks need to know of the engine behind it.
 
     ``prompt`` is anything ordinary; ``long_tokens`` keep the engine busy for a while; ``repeats_with_seed`` and
-    ``repeats_when_greedy`` say what it promises for calls that run alone.
+    ``repeats_when_greedy`` say what it promises for calls that run alone. ``context_tokens`` and ``count`` are for an
+    engine that tells neither its context nor its load, ``view`` for one that takes no ids.
     """
 
     backend: Backend
@@ -58,26 +62,38 @@ class EngineUnderTest:
     repeats_with_seed: bool = False
     repeats_when_greedy: bool = False
     arm: Callable[[Fault], Awaitable[None]] | None = None
-    _numbers: count[int] = field(default_factory=count)
+    context_tokens: int | None = None
+    count: Callable[[], int] | None = None
+    view: Callable[[Sequence[int]], TextView] | None = None
+    _numbers: itertools.count[int] = field(default_factory=itertools.count)
 
     def request(self, *, prompt: Sequence[int] | None = None, max_tokens: int = 8, **changes: Any) -> GenerationRequest:
         """A request with an id of its own."""
         number = next(self._numbers)
+        ids = array("i", self.prompt if prompt is None else prompt)
         wish: dict[str, Any] = {
             "sampling": Sampling(),
             "stop_token_ids": (),
             "session": f"contract-{number}",
+            "view": None if self.view is None else self.view(ids),
             **changes,
         }
         return GenerationRequest(
-            token_ids=array("i", self.prompt if prompt is None else prompt),
+            token_ids=ids,
             max_tokens=max_tokens,
             request_id=f"contract-{number}",
             **wish,
         )
 
+    async def context(self) -> int:
+        """The engine's context."""
+        found = await self.backend.probe()
+        return found.max_context_tokens if self.context_tokens is None else self.context_tokens
+
     async def running(self) -> int:
         """Calls in the engine, as it says itself."""
+        if self.count is not None:
+            return self.count()
         load = await self.backend.load()
         return (load.running or 0) + (load.waiting or 0)
 
@@ -125,7 +141,11 @@ async def replies_are_whole(engine: EngineUnderTest) -> None:
     """Ids, log-probabilities, spans and finish of a reply fit each other and the request."""
     for temperature in (1.0, 0.0):
         request = engine.request(max_tokens=24, sampling=Sampling(temperature=temperature))
-        assert_whole(await engine.backend.generate(request), request)
+        generation = await engine.backend.generate(request)
+        assert_whole(generation, request)
+        assert generation.exact == (await engine.backend.probe()).exact
+        if generation.logprobs_mode == "none":
+            assert not any(generation.logprobs), "values that are no evidence are 0.0"
 
 
 async def max_tokens_is_a_limit(engine: EngineUnderTest) -> None:
@@ -149,7 +169,7 @@ async def the_stop_token_is_part_of_the_reply(engine: EngineUnderTest) -> None:
 
 async def a_prompt_that_does_not_fit_is_an_overflow(engine: EngineUnderTest) -> None:
     """A full or overfull context is ``ContextOverflow``, which may not be tried again."""
-    context = (await engine.backend.probe()).max_context_tokens
+    context = await engine.context()
     for length in (context, context + 100):
         prompt = (list(engine.prompt) * (length // len(engine.prompt) + 1))[:length]
         error = await _error_of(engine, engine.request(prompt=prompt))
@@ -159,7 +179,7 @@ async def a_prompt_that_does_not_fit_is_an_overflow(engine: EngineUnderTest) -> 
 
 async def the_end_of_the_context_ends_a_reply(engine: EngineUnderTest) -> None:
     """A reply that reaches the end of the context is cut there."""
-    context = (await engine.backend.probe()).max_context_tokens
+    context = await engine.context()
     prompt = (list(engine.prompt) * (context // len(engine.prompt) + 1))[: context - 3]
     generation = await engine.backend.generate(engine.request(prompt=prompt, max_tokens=50))
     assert 1 <= len(generation.token_ids) <= 4
@@ -176,7 +196,7 @@ async def a_refused_request_is_not_retryable(engine: EngineUnderTest) -> None:
 async def cancelling_frees_the_engine(engine: EngineUnderTest) -> None:
     """A caller that gives up leaves nothing running in the engine."""
     async with trio.open_nursery() as nursery:
-        for _ in range(2):
+        for _ in range(LONG_CALLS):
             nursery.start_soon(engine.backend.generate, engine.request(max_tokens=engine.long_tokens))
         await engine.wait_running(lambda running: running >= 1)
         nursery.cancel_scope.cancel()
@@ -261,7 +281,7 @@ async def a_pause_keeps_what_was_said(engine: EngineUnderTest) -> None:
     got: list[Generation] = []
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_generate_into, engine, request, got)
-        await engine.wait_running(lambda running: running >= 1)
+        await engine.wait_running(lambda running: running >= 1 or bool(got))
         with trio.fail_after(SECONDS_MAX):
             await engine.backend.pause("abort")
     try:

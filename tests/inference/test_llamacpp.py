@@ -15,6 +15,7 @@ import pytest
 import trio
 
 from prorld.domain.job import Sampling
+from prorld.domain.versions import PolicyVersion
 from prorld.errors import BackendError, ContextOverflow, EngineBusy, MalformedReply
 from prorld.inference.contract import GenerationRequest
 from prorld.inference.embedded import EmbeddedEngine, run_embedded_engine
@@ -129,6 +130,72 @@ async def test_steps_of_a_seeded_call_have_seeds_of_their_own() -> None:
         seeds = [body["seed"] for body in server.asked]
         assert seeds[:3] == seeds[6:]
         assert len(set(seeds[:6])) == 6
+
+
+async def test_a_paused_call_keeps_what_it_has() -> None:
+    """An abort ends it between two steps; it goes on from there when it is asked for the rest."""
+    async with played(count) as (server, backend):
+
+        def pausing(body: dict[str, Any]) -> dict[str, Any]:
+            if len(server.asked) == 2:
+                nursery.start_soon(backend.pause, "abort")
+            return count(body)
+
+        server.completion = pausing
+        async with trio.open_nursery() as nursery:
+            generation = await backend.generate(request(max_tokens=60))
+        assert (generation.finish, len(server.asked)) == ("abort", 2)
+        assert list(generation.token_ids) == list(range(3, 19))
+        with pytest.raises(EngineBusy):
+            await backend.generate(request())
+        await backend.resume()
+        rest = await backend.generate(request([1, 2, 3, *generation.token_ids], max_tokens=4))
+        assert list(rest.token_ids) == list(range(19, 23))
+
+
+async def test_a_kept_call_goes_on_under_its_new_version() -> None:
+    """A call that was frozen between two steps knows which of them came from which weights."""
+    async with played(count) as (server, backend):
+
+        async def update() -> None:
+            await backend.pause("keep")
+            asked = len(server.asked)
+            await backend.set_version(PolicyVersion(0, 4))
+            await trio.sleep(0.05)
+            assert len(server.asked) == asked
+            await backend.resume()
+
+        def pausing(body: dict[str, Any]) -> dict[str, Any]:
+            if len(server.asked) == 1:
+                nursery.start_soon(update)
+            return count(body)
+
+        server.completion = pausing
+        async with trio.open_nursery() as nursery:
+            generation = await backend.generate(request(max_tokens=20))
+        assert [(span.start, span.end, span.version) for span in generation.versions] == [(0, 8, 0), (8, 20, 4)]
+        assert generation.versions_exact
+
+
+async def test_given_tokens_are_scored_one_by_one() -> None:
+    """Each is made to be sampled after all tokens before it; one that the server does not show is looked up."""
+
+    def forced(body: dict[str, Any]) -> dict[str, Any]:
+        token = body["logit_bias"][0][0]
+        if token == 9:
+            return said(body, [9], completion_probabilities=[])
+        top = [{"id": 9, "logprob": -0.5}] if body["n_probs"] > 1 else []
+        entry = {"id": token, "logprob": -token / 8, "top_logprobs": top}
+        return said(body, [token], completion_probabilities=[entry])
+
+    async with played(forced) as (server, backend):
+        assert list(await backend.score(array("i", [5, 6, 9, 8]), 1)) == [-6 / 8, -0.5, -1.0]
+        assert [len(body["prompt"]) for body in server.asked] == [1, 2, 2, 3]
+        with pytest.raises(ContextOverflow):
+            await backend.score(array("i", [1] * 101), 1)
+        server.completion = lambda body: said(body, [3])
+        with pytest.raises(MalformedReply, match="could not be sampled"):
+            await backend.score(array("i", [5, 6]), 1)
 
 
 async def test_an_answer_is_cut_at_the_first_stop_token() -> None:

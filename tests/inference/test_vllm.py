@@ -106,7 +106,8 @@ async def test_only_what_was_asked_for_is_sent() -> None:
         assert (params["temperature"], params["top_p"], params["top_k"], params["min_p"]) == (0.5, 0.9, 20, 0.1)
         assert (params["seed"], params["stop"], params["detokenize"]) == (5, ["END"], True)
         assert params["stop_token_ids"] == [9]
-        assert (body["cache_salt"], body["priority"]) == ("v7", -1)
+        # The higher one goes first here, the lower one there.
+        assert (body["cache_salt"], body["priority"]) == ("v7", 1)
 
 
 async def test_a_seed_is_kept_from_cpu_builds() -> None:

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
+import msgspec
 import pytest
 import trio
 
@@ -230,12 +231,10 @@ async def test_scores_are_of_the_very_tokens() -> None:
 
 async def test_scoring_does_end_the_scripted_engine_of_a_cpu_with_adapters() -> None:
     """The control run: it is kept from one that can't take it, and one that is asked anyway is gone."""
-    async with engine(Script(cpu=True)) as (server, backend):
+    async with engine(Script(cpu=True)) as (_, backend):
         with pytest.raises(Unsupported):
             await backend.score(PROMPT, 1)
-        server.script = Script(cpu=False)
-        await backend.probe()
-        server.script = Script(cpu=True)
+        backend._found = msgspec.structs.replace(await backend.probe(), scores=True)
         with pytest.raises(BackendError) as caught:
             await backend.score(PROMPT, 1)
         assert caught.value.status == 500

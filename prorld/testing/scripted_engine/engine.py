@@ -182,6 +182,10 @@ class ScriptedEngine:
         self.finished[finish] += 1
         return Sampled(ids=ids, finish=finish, stop_reason=ids[-1] if stopped else None, spans=spans, cached=cached)
 
+    def names(self) -> tuple[str, ...]:
+        """The calls that are being worked on."""
+        return tuple(self._running)
+
     def abort(self, names: Sequence[str]) -> None:
         """End these calls with what they have; unknown names are passed over without a word."""
         for name in names:
@@ -199,7 +203,7 @@ class ScriptedEngine:
         if mode == "keep" and self._thawed.is_set():
             self._thawed = trio.Event()
         if mode == "abort":
-            self.abort(tuple(self._running))
+            self.abort(self.names())
         elif mode == "keep":
             self._interrupt_all()
         if clear_cache:

@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from prorld.testing.byte_tokenizer import IM_END, IM_START, byte_ids
 
-__all__ = ["Fault", "FaultKind", "FaultPlace", "Latency", "Script", "load_script", "scripted_logprob"]
+__all__ = ["Fault", "FaultKind", "FaultPlace", "Flavour", "Latency", "Script", "load_script", "scripted_logprob"]
 
 Seconds = Annotated[float, Meta(ge=0, le=3600)]
 
@@ -37,6 +37,8 @@ FaultKind = Literal[
     "die",  # end the process at once
 ]
 
+
+Flavour = Literal["vllm", "sglang", "openai", "prorl"]
 
 # The calls that a fault can be for; ``label`` is telling the engine its version, ``adapter`` loading or unloading one.
 FaultPlace = Literal["sample", "score", "pause", "resume", "reload", "adapter", "label", "cache"]
@@ -69,10 +71,15 @@ class Script(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ``pick`` says which turn a call gets: the next one of its session, the one that follows so many occurrences of
     ``marker`` in the prompt, or one chosen by the prompt's hash. Without turns the answers are pseudo-random.
 
+    ``flavour`` is the API that it speaks: ``prorl`` the token endpoint of that name, ``openai`` text alone. The flags
+    from ``build`` on are those of vLLM, ``lora`` that of SGLang, too; ``scale_out`` opens completions in ``openai``,
+    which asks for ``api_key``.
+
     ``cpu`` plays a build for CPUs, whose engine a seed ends, and scoring, where it takes adapters.
     """
 
     model: str = "scripted"
+    flavour: Flavour = "vllm"
     max_model_len: Annotated[int, Meta(ge=2)] = 32768
     vocabulary: Annotated[int, Meta(ge=8)] = 512
     turns: list[list[int] | str] = []
@@ -86,6 +93,7 @@ class Script(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     scale_out: bool = True
     dev_mode: bool = True
     lora: bool = True
+    api_key: str | None = None
     spans_in_completions: bool = True
     rejects_while_paused: bool = True
     faults: list[Fault] = []
