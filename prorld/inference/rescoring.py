@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
 import msgspec
@@ -60,8 +61,8 @@ class ScoreDesk(Protocol):
         """The engines of a policy."""
         ...
 
-    def count(self, entry: PoolEntry, result: str, seconds: float, *, prompted: int, sampled: int) -> None:
-        """A call ended, in whatever way."""
+    def place(self, entry: PoolEntry, *, prompted: int) -> AbstractAsyncContextManager[None]:
+        """A place in the engine, within its bound on calls; how the call went is counted and is no strike."""
         ...
 
 
@@ -144,21 +145,8 @@ class Scorer:
         raise CannotScore(f"the engines of policy {policy!r} can't say what given tokens score", "no_scores")
 
     async def _ask(self, entry: PoolEntry, ids: array[int], start: int) -> array[float]:
-        async with entry.limiter:
-            if not entry.takes_calls:
-                raise BackendError(f"{entry.backend_id} is gone")
-            entry.calls_total += 1
-            entry.row.inflight += 1
-            began, result = trio.current_time(), "cancelled"
-            try:
-                logprobs = await entry.backend.score(ids, start)
-                result = "ok"
-            except BackendError as error:
-                result = error.stable_code
-                raise
-            finally:
-                entry.row.inflight -= 1
-                self._desk.count(entry, result, trio.current_time() - began, prompted=len(ids), sampled=0)
+        async with self._desk.place(entry, prompted=len(ids)):
+            logprobs = await entry.backend.score(ids, start)
         if len(logprobs) != len(ids) - start or not all(map(math.isfinite, logprobs)):
             raise MalformedReply(f"{entry.backend_id} scored {len(logprobs)} of {len(ids) - start} tokens")
         return logprobs
