@@ -230,16 +230,22 @@ async def test_too_many_who_ask_are_refused(
 ) -> None:
     """Waiting requests are bounded, and the place of one that left is free again."""
     monkeypatch.setattr(looks_module, "RESCORES_ASKED_MAX", 1)
-    async with room(backends=[PolicyBackend(TALK)]) as here:
+    engine = PolicyBackend(TALK)
+    sound = engine.score
+
+    async def hang(token_ids: array[int], start: int) -> array[float]:
+        await trio.sleep_forever()
+        raise AssertionError
+
+    async with room(backends=[engine]) as here:
         await here.finish("a")
-        await here.pool.drain(here.pool.list().items[0].backend_id)
+        monkeypatch.setattr(engine, "score", hang)
         async with trio.open_nursery() as nursery:
-            here.pool.entries("default")[0].limiter = trio.CapacityLimiter(1)
-            await here.pool.entries("default")[0].limiter.acquire_on_behalf_of("somebody")
             nursery.start_soon(rescored, here)
             await trio.testing.wait_all_tasks_blocked()
             with pytest.raises(Overloaded):
                 await rescored(here)
             nursery.cancel_scope.cancel()
-        here.pool.entries("default")[0].limiter.release_on_behalf_of("somebody")
+        monkeypatch.setattr(engine, "score", sound)
         assert (await rescored(here)).result == "ok"
+        here.assert_clean()
