@@ -22,6 +22,7 @@ from structlog.typing import FilteringBoundLogger
 
 from prorld import __version__
 from prorld.config import Config, Loaded
+from prorld.domain.scoring import Tolerance
 from prorld.errors import BadRequest, ConfigError
 from prorld.handlers.registry import discover
 from prorld.http.app import create_app
@@ -34,6 +35,7 @@ from prorld.inference.policies import Policies, PolicySource
 from prorld.inference.policy_control import PolicyControl
 from prorld.inference.pool import BackendPool
 from prorld.inference.registry import backend_factories, read_engine_keys
+from prorld.inference.rescoring import Scorer
 from prorld.inference.roster import EmbeddedWish, join, keep_embedded
 from prorld.kit import loop_lag
 from prorld.kit.lanes import Lane
@@ -46,6 +48,7 @@ from prorld.ops.state_dir import announced, held
 from prorld.ops.task_tree import TaskAges, task_tree
 from prorld.ops.users import sandbox_user
 from prorld.ops.views import Views
+from prorld.rollout.audit import Auditor
 from prorld.rollout.clock import SystemClock
 from prorld.rollout.life import World
 from prorld.rollout.looks import Looks
@@ -154,11 +157,8 @@ async def _serve(
             log.warning("daemon.root", sandboxes_run_as=config.sandbox.user, uid=user[0])
         warden = await core.start(partial(run_warden, user=user), name="warden")
         no_sandbox = await check_bubblewrap(user=user) if config.sandbox.runtime == OWN_RUNTIME else None
-    scratch = _scratch_dir(loaded)
-    reaped = await lane.run(partial(reaper.reap, scratch, boot_id=boot_id))
-    if reaped.directories:
-        log.warning("daemon.reaped", directories=reaped.directories, processes=reaped.processes)
-    host = SandboxHost(runtime_dir=scratch, boot_id=boot_id, user=user)
+    host = SandboxHost(runtime_dir=_scratch_dir(loaded), boot_id=boot_id, user=user)
+    await _reap(host, lane)
     runtime = await _runtime(config, core, warden, host, registry.sources())
     world = World(
         gates=Gates(init=config.stages.init, run=config.stages.run, eval=config.stages.eval, ahead=config.stages.ahead),
@@ -169,12 +169,14 @@ async def _serve(
         verdicts=config.verdicts.table(),
         metrics=metrics,
     )
-    supervisor = Supervisor(world, registry, policies=policies.names(), limits=_limits(config))
+    auditor = Auditor(share=config.audit.share, metrics=metrics)
+    supervisor = Supervisor(world, registry, policies=policies.names(), limits=_limits(config), on_end=auditor.ended)
     control.tell = supervisor.feed.of_daemon
+    looks = Looks(world, supervisor, Scorer(pool, control.gate), tolerance=_tolerance(config))
     disk = conditions.Disk(loaded.state_dir)
     parts = conditions.Parts(
-        supervisor=supervisor, pool=pool, policies=policies, control=control, registry=registry, warden=warden, lag=lag,
-        disk=disk, no_sandbox=no_sandbox, is_root=user is not None,
+        supervisor=supervisor, auditor=auditor, pool=pool, policies=policies, control=control, registry=registry,
+        warden=warden, lag=lag, disk=disk, no_sandbox=no_sandbox, is_root=user is not None,
         engines=[(entry.policy, entry.url) for entry in config.backends],
     )  # fmt: skip
     health = Health(conditions.checks(parts), trio.current_time)
@@ -186,7 +188,6 @@ async def _serve(
     service = Service(
         config=config, supervisor=supervisor, health=health, notifier=notifier, ages=ages, outside=outside
     )
-    looks = Looks(world, supervisor)
     deps = HttpDeps(
         service=supervisor, backends=pool, policies=control, handlers=views.handlers, sandboxes=views.sandboxes,
         ready=views.ready, status=views.status, metrics=views.metrics_page, auth=auth,
@@ -195,6 +196,7 @@ async def _serve(
     async with registry.open_all(), trio.open_nursery() as jobs:
         await jobs.start(supervisor.run, name="supervisor")
         await jobs.start(looks.run, name="reevaluator")
+        await jobs.start(partial(auditor.run, looks, supervisor.feed), name="auditor")
         _start_engines(config, core, pool)
         async with trio.open_nursery() as front:
             server: HttpServer = await front.start(
@@ -260,12 +262,14 @@ def _policy_sources(config: Config) -> dict[str, PolicySource]:
     return {name: PolicySource() for name in sorted(named)} | sources
 
 
-def _policy_control(
-    loaded: Loaded, pool: BackendPool, policies: Policies, metrics: Metrics, clock: SystemClock
-) -> PolicyControl:
-    kept = PolicyFile(loaded.state_dir)
-    load_s = loaded.config.timeouts.load_s
-    return PolicyControl(pool, policies, kept, metrics, clock.wall, states=kept.load(), load_s=load_s)
+def _tolerance(config: Config) -> Tolerance:
+    return Tolerance(mean=config.verification.tolerance_mean, max=config.verification.tolerance_max)
+
+
+async def _reap(host: SandboxHost, lane: Lane) -> None:
+    reaped = await lane.run(partial(reaper.reap, host.runtime_dir, boot_id=host.boot_id))
+    if reaped.directories:
+        log.warning("daemon.reaped", directories=reaped.directories, processes=reaped.processes)
 
 
 async def _runtime(

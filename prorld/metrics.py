@@ -38,6 +38,9 @@ NAMES: Mapping[str, str] = {
     "prorld_sandboxes_started_total": "Sandboxes that came up, by runtime.",
     "prorld_sandboxes_failed_total": "Sandboxes that did not, by runtime.",
     "prorld_sandbox_start_seconds": "Time to make a sandbox, by runtime.",
+    "prorld_audits_total": "Ended jobs that were chosen to be scored again, by result.",
+    "prorld_audit_tokens_total": "Sampled tokens that an audit compared with what an engine says of them later.",
+    "prorld_audit_logprob_gap": "Mean absolute difference of log-probabilities, one observation an audit.",
     "prorld_loop_lag_seconds": "How late the event loop ran a task that was due.",
 }
 
@@ -45,6 +48,7 @@ NAMES: Mapping[str, str] = {
 _STAGE_SECONDS = (0.01, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
 _CALL_SECONDS = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _START_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+_GAPS = (1e-6, 1e-5, 1e-4, 0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1)
 _LAG_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5)
 
 
@@ -74,6 +78,9 @@ class Metrics:
         self._sandboxes_started = self._counter("prorld_sandboxes_started_total", "runtime")
         self._sandboxes_failed = self._counter("prorld_sandboxes_failed_total", "runtime")
         self._sandbox_start = self._histogram("prorld_sandbox_start_seconds", _START_SECONDS, "runtime")
+        self._audits = self._counter("prorld_audits_total", "result")
+        self._audit_tokens = self._counter("prorld_audit_tokens_total")
+        self._audit_gap = self._histogram("prorld_audit_logprob_gap", _GAPS)
         self._loop_lag = self._histogram("prorld_loop_lag_seconds", _LAG_SECONDS)
 
     def job_accepted(self, handler: str) -> None:
@@ -135,6 +142,15 @@ class Metrics:
     def sandbox_failed(self, runtime: str) -> None:
         """A sandbox did not come up."""
         self._sandboxes_failed.labels(runtime).inc()
+
+    def audited(self, result: str) -> None:
+        """A chosen job was audited, or could not be; ``result`` is one of ``prorld.rollout.audit``."""
+        self._audits.labels(result).inc()
+
+    def audit_compared(self, tokens: int, *, gap: float) -> None:
+        """An audit compared so many tokens, and this is how far apart they were on average."""
+        self._audit_tokens.inc(tokens)
+        self._audit_gap.observe(gap)
 
     def loop_lagged(self, seconds: float) -> None:
         """One measurement of the event loop's lateness."""

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-__all__ = ["AIMS", "Aim", "Figures", "Plan", "missed", "quantile", "quantile_of_buckets"]
+__all__ = ["AIMS", "Aim", "Figures", "Plan", "Some", "lines_of", "missed", "quantile", "quantile_of_buckets"]
 
 Some = Annotated[int, Meta(ge=1)]
 
@@ -122,9 +122,15 @@ AIMS: tuple[Aim, ...] = (
 def missed(figures: Figures, plan: Plan, aims: Sequence[Aim] = AIMS) -> list[str]:
     """One line per aim that the figures miss."""
     full = Aim(figure="concurrent_seen", bound=plan.concurrent, how="at least")
+    return lines_of(figures, (*aims, full))
+
+
+def lines_of(figures: msgspec.Struct, aims: Sequence[Aim]) -> list[str]:
+    """The same for any figures; one that could not be measured is ``None`` and misses its aim."""
     lines: list[str] = []
-    for aim in (*aims, full):
-        value = float(getattr(figures, aim.figure))
+    for aim in aims:
+        found = getattr(figures, aim.figure)
+        value = math.nan if found is None else float(found)
         if not aim.holds(value):
             lines.append(f"{aim.figure} is {value:.4g}, not {aim.how} {aim.bound:g}")
     return lines

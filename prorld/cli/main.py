@@ -28,6 +28,7 @@ from prorld.cli import (
     status,
     submit,
     try_rollout,
+    verify,
 )
 from prorld.cli.common import Help, epilog
 from prorld.cli.exits import Exit, exit_of
@@ -59,6 +60,7 @@ COMMANDS: dict[str, Command] = {
     "submit": submit,
     "jobs": jobs,
     "show": show,
+    "verify": verify,
     "cancel": cancel,
     "status": status,
     "drain": drain,

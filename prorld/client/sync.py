@@ -56,6 +56,8 @@ UNAUTHORIZED = 401
 LONG_POLL_S = 30.0
 # For engines to say that they are paused, or that they go on, beside what they were given.
 ENGINES_S = 240.0
+# The daemon gives up scoring a rollout before this, and says what it has.
+RESCORE_S = 240.0
 # Short enough to be read, long enough never to meet another one.
 _ID_BYTES = 10
 _BACKOFF_S = (0.1, 0.3, 1.0, 2.0)
@@ -141,9 +143,15 @@ class Client:
         """The same with packed arrays, bit for bit what the engine returned, and several times as fast."""
         return self._call("GET", f"/v1/jobs/{_part(job_id)}/trajectory", PackedTrajectory, accept=MSGPACK)
 
-    def verify(self, job_id: str) -> VerifyAnswer:
-        """Whether the stored rollout of a job is what it says."""
-        return self._call("GET", f"/v1/jobs/{_part(job_id)}/verify", VerifyAnswer)
+    def verify(
+        self, job_id: str, *, rescore: bool = False, tolerance: float | None = None, tolerance_max: float | None = None
+    ) -> VerifyAnswer:
+        """Whether the stored rollout of a job is what it says; with ``rescore`` by what engines say of it now, too."""
+        path = f"/v1/jobs/{_part(job_id)}/verify"
+        if not rescore:
+            return self._call("GET", path, VerifyAnswer)
+        path += _query(rescore="true", tolerance=tolerance, tolerance_max=tolerance_max)
+        return self._call("GET", path, VerifyAnswer, within_s=RESCORE_S + REQUEST_S)
 
     def requeue(self, job_id: str, *, new_id: str | None = None) -> JobRecord:
         """Run an ended job again as a new one. Without an id it gets one here, so that a repeat is the same job."""

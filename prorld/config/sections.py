@@ -15,6 +15,7 @@ from msgspec import Meta
 from prorld.domain.outcome import OutcomeKind, Verdict
 
 __all__ = [
+    "Audit",
     "BackendEntry",
     "Config",
     "Engine",
@@ -31,6 +32,7 @@ __all__ = [
     "State",
     "Timeouts",
     "Verdicts",
+    "Verification",
     "is_loopback",
 ]
 
@@ -208,6 +210,28 @@ class Verdicts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return {kind: getattr(self, kind.value) for kind in OutcomeKind}
 
 
+class Verification(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How far recorded log-probabilities may be from those that an engine of the same version gives later."""
+
+    tolerance_mean: Annotated[
+        float,
+        Meta(
+            ge=0, le=1000, description="Mean absolute difference over the tokens of one version; over it they drifted."
+        ),
+    ] = 0.02
+    tolerance_max: Annotated[
+        float, Meta(ge=0, le=1000, description="Absolute difference at any one token; over it the version drifted.")
+    ] = 1.0
+
+
+class Audit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Ended jobs whose tokens an engine scores again without being asked."""
+
+    share: Annotated[
+        float, Meta(ge=0, le=1, description="Share of ended jobs, chosen by a hash of their id; 0 audits none.")
+    ] = 0.01
+
+
 class Handlers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Which kinds of tasks are there, and their own settings."""
 
@@ -275,6 +299,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         dict[str, PolicyEntry], Meta(description="Policies by name; default exists without being named.")
     ] = {}
     verdicts: Verdicts = Verdicts()
+    verification: Verification = Verification()
+    audit: Audit = Audit()
     handlers: Handlers = Handlers()
     log: Log = Log()
     metrics: Metrics = Metrics()

@@ -5,6 +5,7 @@ It owns the set of waits and never what they wait for.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
@@ -34,9 +35,18 @@ class Holds:
 
     async def hold(self, seconds: float, wait: Callable[[], Awaitable[T]]) -> T | None:
         """What ``wait`` gives, or ``None`` after ``seconds``; ``Overloaded`` when the room closes meanwhile."""
+        return await self._wait(wait, trio.current_time() + min(seconds, self._longest_s))
+
+    async def work(self, do: Callable[[], Awaitable[T]]) -> T:
+        """What ``do`` gives, which has a deadline of its own; ``Overloaded`` when the room closes meanwhile."""
+        done = await self._wait(do, math.inf)
+        assert done is not None
+        return done
+
+    async def _wait(self, wait: Callable[[], Awaitable[T]], deadline: float) -> T | None:
         if self._closed:
             raise _closing()
-        scope = trio.CancelScope(deadline=trio.current_time() + min(seconds, self._longest_s))
+        scope = trio.CancelScope(deadline=deadline)
         self._waits.add(scope)
         try:
             with scope:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
 from quart import Response
 
 from prorld.errors import NotFound
 from prorld.http.encode import answer
 from prorld.http.holds import Holds
-from prorld.http.incoming import NoParameters
+from prorld.http.incoming import NoParameters, given
 from prorld.http.routes_jobs import Wait
 from prorld.http.routing import Call, NoBody, Route
 from prorld.rollout.service import LooksService
@@ -20,6 +22,18 @@ from prorld.wire.looks import ReevaluateJob, Reevaluation, ReevaluationPage, Ree
 __all__ = ["LookRoutes"]
 
 _ALL: Final = "/v1/jobs/<job_id>/reevaluations"
+
+
+# Nothing a model says is further than this from another opinion of it.
+Difference = Annotated[float, Meta(ge=0, le=1000)]
+
+
+class Verification(msgspec.Struct, frozen=True, kw_only=True):
+    """``rescore`` lets engines look again; the tolerances stand for the configured ones."""
+
+    rescore: bool = False
+    tolerance: Difference | UnsetType = UNSET
+    tolerance_max: Difference | UnsetType = UNSET
 
 
 class LookRoutes:
@@ -35,7 +49,7 @@ class LookRoutes:
             Route(
                 method="GET", path="/v1/jobs/<job_id>/verify", name="verify_job",
                 summary="Whether the stored rollout is what it says", handler=self._verify,
-                query=NoParameters, body=NoBody, answers={200: VerifyAnswer}, errors=(404, 409, 410),
+                query=Verification, body=NoBody, answers={200: VerifyAnswer}, errors=(404, 409, 410, 503),
             ),
             Route(
                 method="POST", path="/v1/jobs/<job_id>/reevaluate", name="reevaluate_job",
@@ -60,8 +74,17 @@ class LookRoutes:
             ),
         ]  # fmt: skip
 
-    async def _verify(self, call: Call[NoParameters, NoBody]) -> Response:
-        return answer(await self._looks.verify(call.path["job_id"], call.tenant))
+    async def _verify(self, call: Call[Verification, NoBody]) -> Response:
+        asked = call.query
+        verify = partial(
+            self._looks.verify,
+            call.path["job_id"],
+            call.tenant,
+            rescore=asked.rescore,
+            tolerance=given(asked.tolerance),
+            tolerance_max=given(asked.tolerance_max),
+        )
+        return answer(await (self._holds.work(verify) if asked.rescore else verify()))
 
     async def _begin(self, call: Call[NoParameters, ReevaluateJob]) -> Response:
         return answer(await self._looks.reevaluate(call.path["job_id"], call.tenant, call.body), 202)

@@ -5,7 +5,7 @@ It decides nothing: the pool says which engine, the session how to talk to it.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from prorld.domain.job import JobSpec
@@ -53,7 +53,3 @@ class PooledModels:
                 on_turn=on_turn,
                 gate=self._gate(spec.policy),
             )
-
-    def served(self, policy: str) -> Collection[int | None]:
-        """The versions that the policy's engines have now; ``None`` for an engine that does not say."""
-        return self._pool.versions(policy)

@@ -121,6 +121,25 @@ class BackendPool:
         if entry.row.state is not BackendState.DOWN:
             self._set_state(entry, entry.reachable_state)
 
+    @asynccontextmanager
+    async def place(self, entry: PoolEntry, *, prompted: int) -> AsyncIterator[None]:
+        """For scoring: a place in an engine without a lease on it. What goes wrong is counted and is no strike."""
+        async with entry.limiter:
+            if not entry.takes_calls:
+                raise NoBackend(f"engine {entry.backend_id} is {entry.row.state.value}")
+            entry.calls_total += 1
+            entry.row.inflight += 1
+            began, result = trio.current_time(), "cancelled"
+            try:
+                yield
+                result = "ok"
+            except BackendError as error:
+                result = error.stable_code
+                raise
+            finally:
+                entry.row.inflight -= 1
+                self.count(entry, result, trio.current_time() - began, prompted=prompted, sampled=0)
+
     def check(self, request: AddBackend) -> None:
         """``BadRequest`` for a kind that has no client or an address that can't be; asks nobody."""
         self._make(request)

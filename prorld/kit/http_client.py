@@ -1,4 +1,4 @@
-"""A pooled HTTP/1.1 client for engines, on trio and h11.
+"""A pooled HTTP/1.1 client for engines, on trio; plain responses it reads itself, all others by h11.
 
 It owns its sockets: one exchange at a time on each, the newest reused first, every one closed when its exchange failed
 or was cancelled. Closing is how an engine learns that nobody waits any more, so no socket of an unfinished exchange is
@@ -16,6 +16,8 @@ from urllib.parse import urlsplit
 import h11
 import msgspec
 import trio
+
+from prorld.kit.http_wire import Head, plain_head, request_head
 
 __all__ = [
     "BodyMalformed",
@@ -39,7 +41,10 @@ CONNECT_SECONDS_MAX = 5.0
 # The servers that most engines run on close an idle socket after 5 s, and agents run tools for longer than that.
 IDLE_SECONDS_MAX = 4.0
 
-_RECEIVE_BYTES = 256 * 1024
+# A reply of 500 tokens in one piece; a buffer over 128 KiB comes from the kernel and goes back to it, each time.
+_RECEIVE_BYTES = 64 * 1024
+# A long one, once its length is known.
+_RECEIVE_BYTES_MAX = 1024 * 1024
 _INFORMATIONAL_MAX = 8
 _OWN_HEADERS = frozenset({"host", "content-length", "transfer-encoding", "connection", "upgrade", "expect"})
 
@@ -109,13 +114,12 @@ class _Broken(Exception):
 
 
 class _Connection:
-    """One socket with its protocol state."""
+    """One socket, and since when it has nothing to do."""
 
-    __slots__ = ("idle_since", "protocol", "stream")
+    __slots__ = ("idle_since", "stream")
 
     def __init__(self, stream: trio.SocketStream) -> None:
         self.stream = stream
-        self.protocol = h11.Connection(h11.CLIENT)
         self.idle_since = 0.0
 
 
@@ -195,35 +199,42 @@ class HttpClient:
         It is sent a second time only if a kept socket turned out to be closed before anything of a response had come:
         the server had hung up while the socket lay idle, and did not see the request.
         """
-        event = self._request_event(method, path, body, headers)
-        async with self._limiter:
-            kept = self._take_idle()
-            if kept is not None:
-                self._reused += 1
-                try:
-                    return await self._exchange(kept, event, body)
-                except _Broken as broken:
-                    if broken.received:
-                        raise TransportFailed(str(broken)) from broken.__cause__
-                    self._retried += 1
-            fresh = await self._connect()
-            try:
-                return await self._exchange(fresh, event, body)
-            except _Broken as broken:
-                raise TransportFailed(str(broken)) from broken.__cause__
+        data = self._request(method, path, body, headers)
+        try:
+            # Without a turn of the loop where there is a place: every exchange has turns enough.
+            self._limiter.acquire_nowait()
+        except trio.WouldBlock:
+            await self._limiter.acquire()
+        try:
+            return await self._attempt(method, data)
+        finally:
+            self._limiter.release()
 
-    def _request_event(self, method: str, path: str, body: bytes, headers: Headers) -> h11.Request:
+    async def _attempt(self, method: str, data: bytes) -> Response:
+        kept = self._take_idle()
+        if kept is not None:
+            self._reused += 1
+            try:
+                return await self._exchange(kept, method, data)
+            except _Broken as broken:
+                if broken.received:
+                    raise TransportFailed(str(broken)) from broken.__cause__
+                self._retried += 1
+        fresh = await self._connect()
+        try:
+            return await self._exchange(fresh, method, data)
+        except _Broken as broken:
+            raise TransportFailed(str(broken)) from broken.__cause__
+
+    def _request(self, method: str, path: str, body: bytes, headers: Headers) -> bytes:
         if self._closed:
             raise ConnectFailed("the client is closed")
-        lines = [("host", self._address.authority), ("content-length", str(len(body)))]
-        for name, value in headers:
+        lines = tuple(headers)
+        for name, _ in lines:
             if name.lower() in _OWN_HEADERS:
                 raise ValueError(f"the header {name!r} is not for callers to set")
-            lines.append((name, value))
-        try:
-            return h11.Request(method=method, target=self._address.prefix + path, headers=lines)
-        except (h11.LocalProtocolError, UnicodeEncodeError) as exc:
-            raise ValueError(f"not a valid request: {exc}") from exc
+        address = self._address
+        return request_head(method, address.prefix + path, address.authority, len(body), lines) + body
 
     async def _connect(self) -> _Connection:
         stream: trio.SocketStream | None = None
@@ -255,18 +266,13 @@ class HttpClient:
         connection.stream.socket.close()
         self._live -= 1
 
-    async def _exchange(self, connection: _Connection, event: h11.Request, body: bytes) -> Response:
+    async def _exchange(self, connection: _Connection, method: str, data: bytes) -> Response:
         reusable = False
-        reader = _Reader(connection, self._response_bytes_max)
+        reader = _Reader(connection, method, self._response_bytes_max)
         try:
-            protocol = connection.protocol
-            data = protocol.send(event) or b""
-            if body:
-                data += protocol.send(h11.Data(data=body)) or b""
-            data += protocol.send(h11.EndOfMessage()) or b""
             await connection.stream.send_all(data)
             response = await reader.response()
-            reusable = self._rewind(protocol)
+            reusable = reader.is_done and not self._closed
         except h11.RemoteProtocolError as exc:
             raise _Broken("the answer is not HTTP/1.1, or ends in the middle", received=reader.received) from exc
         except (trio.BrokenResourceError, trio.ClosedResourceError, OSError) as exc:
@@ -279,53 +285,77 @@ class HttpClient:
                 self._close(connection)
         return response
 
-    def _rewind(self, protocol: h11.Connection) -> bool:
-        done = protocol.our_state is h11.DONE and protocol.their_state is h11.DONE
-        if not done or protocol.trailing_data[0] or self._closed:
-            return False
-        protocol.start_next_cycle()
-        return True
-
 
 class _Reader:
-    """Reads one response within its bounds."""
+    """Reads one response within its bounds. ``is_done`` says that the connection is fit for another request."""
 
-    __slots__ = ("_bytes_max", "_connection", "received")
+    __slots__ = ("_bytes_max", "_connection", "_method", "is_done", "received")
 
-    def __init__(self, connection: _Connection, bytes_max: int) -> None:
+    def __init__(self, connection: _Connection, method: str, bytes_max: int) -> None:
         self._connection = connection
+        self._method = method
         self._bytes_max = bytes_max
         self.received = False
+        self.is_done = False
 
     async def response(self) -> Response:
-        head = await self._head()
+        data = await self._receive(_RECEIVE_BYTES)
+        # The answer to HEAD names the length of a body that does not come.
+        head = None if self._method == "HEAD" else plain_head(data)
+        return await (self._by_h11(data) if head is None else self._plain(head, data))
+
+    async def _plain(self, head: Head, data: bytes) -> Response:
+        self._check_size(head.length)
+        parts, missing = [data[head.body_at : head.body_at + head.length]], head.body_at + head.length - len(data)
+        # What follows the body belongs to nothing that was asked.
+        self.is_done = missing >= 0
+        while missing > 0:
+            more = await self._receive(min(missing, _RECEIVE_BYTES_MAX))
+            if not more:
+                raise h11.RemoteProtocolError("the response ends in the middle")
+            parts.append(more)
+            missing -= len(more)
+        return Response(status=head.status, headers=head.headers, body=b"".join(parts))
+
+    async def _by_h11(self, data: bytes) -> Response:
+        protocol = h11.Connection(h11.CLIENT)
+        protocol.send(h11.Request(method=self._method, target="/", headers=[("host", "sent-already")]))
+        protocol.send(h11.EndOfMessage())
+        protocol.receive_data(data)
+        head = await self._head(protocol)
         parts: list[bytes] = []
         total = 0
         while True:
-            event = await self._next_event()
+            event = await self._next_event(protocol)
             if isinstance(event, h11.Data):
                 total += len(event.data)
-                if total > self._bytes_max:
-                    raise ResponseTooLarge(f"the body is over {self._bytes_max} bytes")
+                self._check_size(total)
                 parts.append(bytes(event.data))
             elif isinstance(event, h11.EndOfMessage):
+                self.is_done = protocol.their_state is h11.DONE and not protocol.trailing_data[0]
                 return Response(status=head.status_code, headers=tuple(head.headers), body=b"".join(parts))
             else:
                 raise h11.RemoteProtocolError("the response ends in the middle")
 
-    async def _head(self) -> h11.Response:
+    async def _head(self, protocol: h11.Connection) -> h11.Response:
         for _ in range(_INFORMATIONAL_MAX):
-            event = await self._next_event()
+            event = await self._next_event(protocol)
             if isinstance(event, h11.Response):
                 return event
             if not isinstance(event, h11.InformationalResponse):
                 raise h11.RemoteProtocolError("no response")
         raise h11.RemoteProtocolError("too many informational responses")
 
-    async def _next_event(self) -> object:
-        protocol = self._connection.protocol
+    async def _next_event(self, protocol: h11.Connection) -> object:
         while (event := protocol.next_event()) is h11.NEED_DATA:
-            data = await self._connection.stream.receive_some(_RECEIVE_BYTES)
-            self.received = self.received or bool(data)
-            protocol.receive_data(data)
+            protocol.receive_data(await self._receive(_RECEIVE_BYTES))
         return event
+
+    async def _receive(self, bytes_max: int) -> bytes:
+        data = await self._connection.stream.receive_some(bytes_max)
+        self.received = self.received or bool(data)
+        return bytes(data)
+
+    def _check_size(self, size: int) -> None:
+        if size > self._bytes_max:
+            raise ResponseTooLarge(f"the body is over {self._bytes_max} bytes")

@@ -19,6 +19,7 @@ from prorld.inference.policy_control import PolicyControl
 from prorld.inference.pool import BackendPool
 from prorld.kit.loop_lag import LoopLag
 from prorld.ops.health import Check, Health, Kind, Trouble
+from prorld.rollout.audit import Auditor
 from prorld.rollout.supervisor import Supervisor
 from prorld.sandbox.warden_client import Warden
 
@@ -50,6 +51,7 @@ KINDS = (
     Kind(code="disk_low", severity="warning", depends_on=("disk_full",)),
     Kind(code="results_full", severity="warning"),
     Kind(code="loop_lag", severity="warning", visible_after_s=30.0),
+    Kind(code="logprob_drift", severity="warning"),
     Kind(code="runs_as_root", severity="warning"),
 )
 
@@ -77,6 +79,7 @@ class Parts:
     """
 
     supervisor: Supervisor
+    auditor: Auditor
     pool: BackendPool
     policies: Policies
     control: PolicyControl
@@ -105,6 +108,7 @@ def checks(parts: Parts) -> list[Check]:
         "disk_low": _disk_low,
         "results_full": _results_full,
         "loop_lag": _loop_lag,
+        "logprob_drift": _logprob_drift,
         "runs_as_root": _runs_as_root,
     }
     return [Check(kind, _bound(looks[kind.code], parts)) for kind in KINDS]
@@ -234,6 +238,15 @@ def _loop_lag(parts: Parts) -> list[Trouble]:
         return []
     words = f"the event loop runs one task in a hundred {seen.p99_s * 1000:.0f} ms late"
     return [Trouble(words, "fewer jobs at once, a daemon more, or a handler that blocks: `kill -QUIT` shows where")]
+
+
+def _logprob_drift(parts: Parts) -> list[Trouble]:
+    seen = parts.auditor.drifts()
+    if not seen:
+        return []
+    last, times = seen[-1], "" if len(seen) == 1 else f" (and {len(seen) - 1} more)"
+    cure = f"look at `prorld verify {last.job_id}`, leave the job out of training, and clear or drain the engine"
+    return [Trouble(f"an audit of job {last.job_id} did not pass{times}: {last.words}", cure)]
 
 
 def _runs_as_root(parts: Parts) -> list[Trouble]:

@@ -11,7 +11,7 @@ deadline, outlives INIT, and is gone before anything is reported. Nothing else i
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -73,10 +73,6 @@ class ModelSource(Protocol):
         self, spec: JobSpec, attempt: int, on_turn: Callable[[int, Turn], None]
     ) -> AbstractAsyncContextManager[ModelSession]:
         """Lease an engine for as long as the block lasts and talk to it. Waits for one where there is none."""
-        ...
-
-    def served(self, policy: str) -> Collection[int | None]:
-        """The versions that the policy's engines have now; ``None`` for an engine that does not say."""
         ...
 
 

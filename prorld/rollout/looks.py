@@ -1,48 +1,88 @@
-"""Second looks at ended jobs, as the rooms above ask for them: verification and reevaluation.
+"""Second looks at ended jobs, as the rooms above ask for them: verification, scoring by engines, reevaluation.
 
 It joins the two and owns the thread in which long rollouts are verified. Nothing that it does changes a job.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import trio
 
 from prorld.domain.job import JobState
-from prorld.errors import Conflict
+from prorld.domain.scoring import Tolerance
+from prorld.domain.versions import PolicyVersion
+from prorld.errors import Conflict, Overloaded
+from prorld.inference.rescoring import Scorer
 from prorld.kit.lanes import Lane
+from prorld.rollout.entry import JobEntry
 from prorld.rollout.life import World
 from prorld.rollout.reevaluation import Reevaluator
 from prorld.rollout.supervisor import Supervisor
-from prorld.rollout.verification import verify_rollout
+from prorld.rollout.verification import INLINE_TOKENS_MAX, Rescorer, verify_rollout
 from prorld.wire.looks import ReevaluateJob, Reevaluation, ReevaluationPage, VerifyAnswer
 
-__all__ = ["Looks"]
+__all__ = ["TOLERANCE", "Looks"]
 
 # One at a time: verification is Python, and a second thread of it would only slow the event loop down.
 VERIFY_THREADS = 1
-# Up to here (2 ms) a thread costs more than it saves the loop.
-INLINE_TOKENS_MAX = 2048
+# Requests for another score, those that wait for an engine included.
+RESCORES_ASKED_MAX = 64
+RETRY_AFTER_S = 10.0
+TOLERANCE = Tolerance(mean=0.02, max=1.0)
 
 
 class Looks:
     """Implements ``prorld.rollout.service.LooksService``; ``run`` is the actor of the reevaluations."""
 
-    def __init__(self, world: World, supervisor: Supervisor) -> None:
-        self._models = world.models
+    def __init__(
+        self, world: World, supervisor: Supervisor, scorer: Scorer, *, tolerance: Tolerance = TOLERANCE
+    ) -> None:
+        self._scorer = scorer
+        self._tolerance = tolerance
         self._find = supervisor.find
+        self._rescoring = 0
         self._reevaluator = Reevaluator(world, supervisor.find, lambda: supervisor.draining)
         self._lane = Lane("verify", VERIFY_THREADS)
+        self._rescorer = Rescorer(scorer, self._lane)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Reevaluate until cancelled."""
         await self._reevaluator.run(task_status=task_status)
 
-    async def verify(self, job_id: str, tenant: str | None) -> VerifyAnswer:
-        """Whether a stored rollout is sound; ``Conflict`` while the job runs."""
+    async def verify(
+        self,
+        job_id: str,
+        tenant: str | None,
+        *,
+        rescore: bool = False,
+        tolerance: float | None = None,
+        tolerance_max: float | None = None,
+    ) -> VerifyAnswer:
+        """Whether a stored rollout is sound; ``Conflict`` while the job runs.
+
+        With ``rescore`` engines say again what every sampled token scores. Slow, and bounded by a deadline of its own.
+        """
         entry = self._find(job_id, tenant)
         if entry.state is not JobState.DONE:
             raise Conflict(f"job {job_id} is {entry.state}; it can be verified when it is done", code="not_done")
-        served = self._models.served(entry.spec.policy)
+        served = self._scorer.served(entry.spec.policy)
+        answer = await self._verified(entry, served)
+        if not rescore:
+            return answer
+        if self._rescoring >= RESCORES_ASKED_MAX:
+            raise Overloaded(f"{self._rescoring} rollouts are being scored again", retry_after_s=RETRY_AFTER_S)
+        allowed = Tolerance(
+            mean=self._tolerance.mean if tolerance is None else tolerance,
+            max=self._tolerance.max if tolerance_max is None else tolerance_max,
+        )
+        self._rescoring += 1
+        try:
+            return await self._rescorer.rescored(entry, answer, allowed)
+        finally:
+            self._rescoring -= 1
+
+    async def _verified(self, entry: JobEntry, served: Collection[PolicyVersion | None]) -> VerifyAnswer:
         branches = () if entry.session is None else entry.session.branches
         if sum(len(branch) for branch in branches) <= INLINE_TOKENS_MAX:
             await trio.lowlevel.checkpoint()

@@ -38,8 +38,19 @@ class FeedService(Protocol):
 class LooksService(Protocol):
     """Second looks at ended jobs."""
 
-    async def verify(self, job_id: str, tenant: str | None) -> VerifyAnswer:
-        """Whether a stored rollout is sound; ``Conflict`` while the job runs."""
+    async def verify(
+        self,
+        job_id: str,
+        tenant: str | None,
+        *,
+        rescore: bool = False,
+        tolerance: float | None = None,
+        tolerance_max: float | None = None,
+    ) -> VerifyAnswer:
+        """Whether a stored rollout is sound; ``Conflict`` while the job runs.
+
+        With ``rescore`` engines score its tokens again, within these tolerances or the configured ones; ``Overloaded``.
+        """
         ...
 
     async def reevaluate(self, job_id: str, tenant: str | None, request: ReevaluateJob) -> Reevaluation:

@@ -51,8 +51,16 @@ CAPTURES: frozenset[str] = frozenset()
 class Supervisor:
     """The book of jobs. ``run`` is the actor."""
 
-    def __init__(self, world: World, handlers: Registry, *, policies: Container[str], limits: SupervisorLimits) -> None:
-        """``policies`` may grow while the supervisor runs."""
+    def __init__(
+        self,
+        world: World,
+        handlers: Registry,
+        *,
+        policies: Container[str],
+        limits: SupervisorLimits,
+        on_end: Callable[[JobEntry], None] | None = None,
+    ) -> None:
+        """``policies`` may grow meanwhile. ``on_end`` is told of every job that has ended; it may not block or raise."""
         self._world = world
         self._handlers = handlers
         self._policies = policies
@@ -63,6 +71,7 @@ class Supervisor:
         self._outcomes: Counter[str] = Counter()
         self._serial = 0
         self._draining = False
+        self._on_end = on_end
         self._idle = trio.Event()
         self._idle.set()
 
@@ -191,6 +200,8 @@ class Supervisor:
         if not self._book.live_count:
             self._idle.set()
         log.info("job.done", **_canonical(record))
+        if self._on_end is not None:
+            self._on_end(entry)
 
     # --- the book ---------------------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from prorld.domain.outcome import Outcome
+from prorld.domain.scoring import UnscoredReason, Worst
 from prorld.wire.trajectory import StepReward
 
 __all__ = [
@@ -16,9 +17,11 @@ __all__ = [
     "Reevaluation",
     "ReevaluationPage",
     "ReevaluationState",
+    "Rescore",
     "Result",
     "Unverifiable",
     "VerifyAnswer",
+    "VersionScore",
     "Violation",
 ]
 
@@ -33,11 +36,44 @@ class Violation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Unverifiable(msgspec.Struct, frozen=True, kw_only=True):
-    """Sampled tokens of a policy version that no engine serves now, so nothing can sample or score them again."""
+    """Sampled tokens of a policy version that nothing can confirm, and why.
+
+    Without re-scoring the reason is always ``not_served``: no engine has that version now.
+    """
 
     epoch: int
     version: int | None
     tokens: int
+    reason: UnscoredReason = "not_served"
+
+
+class VersionScore(msgspec.Struct, frozen=True, kw_only=True):
+    """How far the recorded log-probabilities of one version are from those that ``backends`` give its tokens now."""
+
+    epoch: int
+    version: int | None
+    tokens: int
+    mean: float
+    max: float
+    worst: Worst
+    backends: list[str]
+
+
+class Rescore(msgspec.Struct, frozen=True, kw_only=True):
+    """A second look of the engines at the sampled tokens: absolute differences to what was recorded.
+
+    Each version has to be within both tolerances. ``mean``, ``max`` and ``worst`` are null where nothing was compared.
+    """
+
+    tokens: int
+    mean: float | None
+    max: float | None
+    worst: Worst | None
+    by_version: list[VersionScore]
+    backends: list[str]
+    tolerance_mean: float
+    tolerance_max: float
+    seconds: float
 
 
 Result = Literal["ok", "unverifiable", "broken"]
@@ -46,8 +82,9 @@ Result = Literal["ok", "unverifiable", "broken"]
 class VerifyAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """``GET /v1/jobs/{id}/verify``. ``ok`` says the same as ``result`` does.
 
-    ``broken``: an invariant does not hold, do not train on it. ``unverifiable``: every invariant holds, and some tokens
-    are of a version that no engine serves any more.
+    ``broken``: an invariant does not hold, or log-probabilities drifted; do not train on it. ``unverifiable``: nothing
+    is wrong, and some tokens can't be confirmed. ``rescore`` is null where it was not asked for, and where the tokens
+    don't even fit their call log.
     """
 
     job_id: str
@@ -59,6 +96,7 @@ class VerifyAnswer(msgspec.Struct, frozen=True, kw_only=True):
     calls: int
     tokens: int
     sampled: int
+    rescore: Rescore | None = None
 
 
 class ReevaluationState(StrEnum):

@@ -21,6 +21,9 @@ def use(address: str) -> None:
         assert client.wait("a", within_s=10).reward == 1.0
         assert unpacked(client.packed_trajectory("a")) == client.trajectory("a")
         assert client.verify("a").ok
+        score = client.verify("a", rescore=True, tolerance=0.5, tolerance_max=2.0).rescore
+        assert score is not None
+        assert (score.mean, score.tolerance_mean, score.tolerance_max) == (0.0, 0.5, 2.0)
         begun = client.reevaluate("a", reason="why")
         found = client.wait_reevaluation("a", begun.n, within_s=10)
         assert (found.state, found.reward, found.reason) == (ReevaluationState.DONE, 1.0, "why")

@@ -296,7 +296,7 @@ class FakeLooks:
         self.records: dict[str, list[Reevaluation]] = {}
         self.done = trio.Event()
 
-    async def verify(self, job_id: str, tenant: str | None) -> VerifyAnswer:
+    async def verify(self, job_id: str, tenant: str | None, **asked: Any) -> VerifyAnswer:
         await trio.lowlevel.checkpoint()
         self.service.find(job_id, tenant)
         return VerifyAnswer(

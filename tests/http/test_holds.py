@@ -49,6 +49,31 @@ async def test_the_end_reaches_every_hold_and_every_later_one(nursery):
     assert refusals == [("closing", 2.0)] * 51
 
 
+async def test_work_has_no_deadline_here_and_ends_with_the_room(nursery, autojump_clock):
+    """What bounds itself may take longer than any hold; the end of the room reaches it all the same."""
+    holds, refusals = Holds(longest_s=1.0), []
+
+    async def slow() -> str:
+        await trio.sleep(100)
+        return "done"
+
+    async def one() -> None:
+        try:
+            await holds.work(slow)
+        except Overloaded as exc:
+            refusals.append(exc.stable_code)
+
+    assert await holds.work(slow) == "done"
+    assert len(holds) == 0
+    nursery.start_soon(one)
+    await trio.testing.wait_all_tasks_blocked()
+    holds.close()
+    await trio.testing.wait_all_tasks_blocked()
+    assert refusals == ["closing"]
+    await one()
+    assert refusals == ["closing"] * 2
+
+
 async def test_an_error_and_a_cancel_pass_through(autojump_clock):
     """A hold changes nothing of how its wait ends."""
     holds = Holds()

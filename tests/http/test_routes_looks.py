@@ -59,6 +59,20 @@ async def test_looks_are_for_their_tenant(alice, world, verb):
         assert (await reader.call("POST", f"/v1/jobs/a/{act}")).code == "read_only"
 
 
+async def test_scoring_again_is_asked_for_by_parameters(alice):
+    """Those that make no sense are refused by name before anything is scored."""
+    for query in ("rescore=true", "rescore=false", "rescore=true&tolerance=0&tolerance_max=2.5"):
+        assert (await alice.call("GET", f"/v1/jobs/a/verify?{query}")).status == 200
+    for query, name in (
+        ("rescore=maybe", "rescore"),
+        ("tolerance=-1", "tolerance"),
+        ("tolerance_max=x", "tolerance_max"),
+    ):
+        reply = await alice.call("GET", f"/v1/jobs/a/verify?{query}")
+        assert (reply.status, reply.json["error"]["details"]["path"]) == (400, f"$.{name}")
+    assert (await alice.call("GET", "/v1/jobs/a/verify?rescored=true")).code == "unknown_parameter"
+
+
 async def test_requeue_is_201_then_200(alice):
     """With an id of the client the call may be repeated; an id that is no id is refused by name."""
     assert (await alice.call("POST", "/v1/jobs/a/requeue", {"job_id": "b"})).status == 201

@@ -31,7 +31,7 @@ async def world(script: Script, engines: int = 1) -> AsyncIterator[tuple[Room, l
         servers = [ScriptedServer(script) for _ in range(engines)]
         for server in servers:
             serving: Serving = await nursery.start(partial(serve_scripted, server))
-            here.engines[serving.url] = VllmBackend(serving.url)  # type: ignore[assignment]
+            here.engines[serving.url] = VllmBackend(serving.url)
             await here.pool.add(AddBackend(url=serving.url, kind="vllm"))
         yield here, servers
         nursery.cancel_scope.cancel()

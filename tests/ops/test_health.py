@@ -13,6 +13,7 @@ from prorld.domain.policy import Pause
 from prorld.kit.loop_lag import LoopLag
 from prorld.ops.conditions import KINDS, Disk, Parts, checks
 from prorld.ops.health import LOG_AFTER_S, Check, Health, Kind, Trouble
+from prorld.rollout.audit import DriftSeen
 from prorld.wire.ops import StagePatch, StagesPatch
 from tests.rollout.support import room
 
@@ -117,7 +118,8 @@ async def test_every_condition_can_hold_and_has_a_cure() -> None:
         assert disk.free_bytes is not None
         disk.free_bytes = 1 << 40
         parts = Parts(
-            supervisor=here.supervisor, pool=here.pool, policies=Names(), control=here.policies, registry=here.registry,  # type: ignore[arg-type]
+            supervisor=here.supervisor, auditor=_Quiet(), pool=here.pool, policies=Names(), control=here.policies,  # type: ignore[arg-type]
+            registry=here.registry,
             warden=warden, lag=lag, disk=disk,  # type: ignore[arg-type]
         )  # fmt: skip
         assert {check.kind.code: list(check.look()) for check in checks(parts)} == {kind.code: [] for kind in KINDS}
@@ -127,7 +129,8 @@ async def test_every_condition_can_hold_and_has_a_cure() -> None:
         lag.note(0.5)
         disk.free_bytes = 1 << 20
         broken = Parts(
-            supervisor=_Full(here.supervisor), pool=_Nobody(), policies=Names(), control=_Held(), registry=_Broken(),  # type: ignore[arg-type]
+            supervisor=_Full(here.supervisor), auditor=_Alarmed(), pool=_Nobody(), policies=Names(), control=_Held(),  # type: ignore[arg-type]
+            registry=_Broken(),  # type: ignore[arg-type]
             warden=warden, lag=lag, disk=disk, no_sandbox="no bubblewrap; install it", is_root=True,  # type: ignore[arg-type]
         )  # fmt: skip
         found = {check.kind.code: list(check.look()) for check in checks(broken)}
@@ -151,6 +154,20 @@ class _Full:
 
     def results_share(self) -> float:
         return 0.95
+
+
+class _Quiet:
+    """An auditor that found nothing."""
+
+    def drifts(self) -> list[DriftSeen]:
+        return []
+
+
+class _Alarmed:
+    """An auditor that found something, twice."""
+
+    def drifts(self) -> list[DriftSeen]:
+        return [DriftSeen(job_id=f"j-{n}", tenant="t", words="sampled by b-1", at=0.0) for n in range(2)]
 
 
 class _Nobody:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from functools import cache
 from pathlib import Path
@@ -21,6 +21,7 @@ from prorld.inference.policies import Policies, PolicySource
 from prorld.inference.policy_control import PolicyControl
 from prorld.inference.policy_gate import PolicyGate
 from prorld.inference.pool import BackendPool
+from prorld.inference.rescoring import Scorer
 from prorld.inference.session import ModelSession
 from prorld.kit.lanes import Lane
 from prorld.metrics import Metrics
@@ -70,10 +71,6 @@ class Models:
                 on_turn=on_turn,
                 gate=self._gate(spec.policy),
             )
-
-    def served(self, policy: str) -> Collection[int | None]:
-        """As ``PooledModels``."""
-        return self._pool.versions(policy)
 
 
 class KeptPolicies:
@@ -131,7 +128,7 @@ class Room:
             self.world, self.registry, policies=policies.names(), limits=limits or SupervisorLimits()
         )
         self.policies.tell = self.supervisor.feed.of_daemon
-        self.looks = Looks(self.world, self.supervisor)
+        self.looks = Looks(self.world, self.supervisor, Scorer(self.pool, self.policies.gate))
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Pool and supervisor, until cancelled."""
