@@ -238,10 +238,19 @@ def _start_engines(config: Config, core: trio.Nursery, pool: BackendPool) -> Non
 # --- parts from configuration -----------------------------------------------------------------------------------------
 
 
+def _policy_control(
+    loaded: Loaded, pool: BackendPool, policies: Policies, metrics: Metrics, clock: SystemClock
+) -> PolicyControl:
+    kept = PolicyFile(loaded.state_dir)
+    load_s = loaded.config.timeouts.load_s
+    return PolicyControl(pool, policies, kept, metrics, clock.wall, states=kept.load(), load_s=load_s)
+
+
 def _policy_sources(config: Config) -> dict[str, PolicySource]:
     sources = {
         name: PolicySource(
             tokenizer=entry.tokenizer,
+            renderer=entry.renderer,
             chat_template_kwargs=entry.chat_template_kwargs,
             max_staleness=entry.max_staleness,
         )
@@ -249,14 +258,6 @@ def _policy_sources(config: Config) -> dict[str, PolicySource]:
     }
     named = {DEFAULT_POLICY, *(entry.policy for entry in config.backends)}
     return {name: PolicySource() for name in sorted(named)} | sources
-
-
-def _policy_control(
-    loaded: Loaded, pool: BackendPool, policies: Policies, metrics: Metrics, clock: SystemClock
-) -> PolicyControl:
-    kept = PolicyFile(loaded.state_dir)
-    load_s = loaded.config.timeouts.load_s
-    return PolicyControl(pool, policies, kept, metrics, clock.wall, states=kept.load(), load_s=load_s)
 
 
 async def _runtime(

@@ -19,6 +19,7 @@ SHELL_FILES = [
     "scripts/lock",
     "scripts/system-packages",
     "scripts/test-real",
+    "scripts/tokenizers",
     "scripts/uv-settings",
     "scripts/vllm",
 ]

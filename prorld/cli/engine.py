@@ -10,7 +10,7 @@ from prorld.cli.common import Help, add_client_options, client_of, epilog, posit
 from prorld.cli.exits import Exit, UsageError
 
 if TYPE_CHECKING:
-    from prorld.cli.engine_run import Start
+    from prorld.cli.engine_run import Registration, Start
     from prorld.client import Client
 
 SUMMARY = "start an engine, and register it at the daemon"
@@ -20,19 +20,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.description = "Engines beside the daemon."
     parser.epilog = epilog(
-        ("prorld engine start --register", "the embedded engine, for the daemon of this host"),
-        ("prorld engine start vllm --model /models/qwen3-8b --register", "vLLM with what prorld needs"),
+        ("prorld engine start", "the embedded engine, for the daemon of this host where there is one"),
+        ("prorld engine start vllm --model /models/qwen3-8b", "vLLM with what prorld needs"),
+        ("prorld engine start vllm --model /models/qwen3-8b --lora", "... and with adapters as versions"),
         ("prorld engine start vllm --model /models/qwen3-8b -- --tensor-parallel-size 2", "flags of vLLM"),
     )
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True, title="actions")
     start = actions.add_parser("start", help="run an engine until Ctrl-C", formatter_class=Help)
     start.description = (
         "Runs an engine in the foreground until Ctrl-C or SIGTERM, or until it ends. It ends with this command, even\n"
-        "where the command is killed. With --register the daemon uses it meanwhile, after a restart, too."
+        "where the command is killed. A daemon that is there uses it meanwhile, after a restart, too."
     )
     start.add_argument("kind", nargs="?", choices=("embedded", "vllm"), default="embedded", help="(default embedded)")
     start.add_argument("--model", metavar="FILE", help="GGUF file, or what vLLM takes as a model (default: bundled)")
-    start.add_argument("--register", action="store_true", help="add it to the daemon, remove it at the end")
+    known = start.add_mutually_exclusive_group()
+    known.add_argument("--register", action="store_true", help="end at once where there is no daemon to add it to")
+    known.add_argument("--no-register", action="store_true", help="do not add it to the daemon")
     start.add_argument("--policy", default="default", metavar="NAME", help="the policy it serves (default: default)")
     start.add_argument("--max-inflight", type=positive, metavar="N", help="calls that the daemon sends at once")
     embedded = start.add_argument_group("embedded")
@@ -46,6 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     vllm.add_argument(
         "--no-control", action="store_true", help="without the token endpoint and the routes that load weights"
     )
+    vllm.add_argument("--lora", action="store_true", help="take adapters, and open the routes that load them")
     vllm.add_argument("more", nargs="*", metavar="-- FLAG", help="anything else that vLLM takes")
     add_client_options(start)
     start.set_defaults(act=_start)
@@ -62,20 +66,32 @@ def _start(args: argparse.Namespace) -> int:
     if args.kind == "embedded" and args.more:
         raise UsageError(f"the embedded engine takes no {' '.join(args.more)}")
 
-    from prorld.cli.engine_run import Registration, run_engine
+    from prorld.cli.engine_run import run_engine
     from prorld.cli.local import silence_logs
     from prorld.cli.running import run_trio
 
     silence_logs()
-    registration = None
-    if args.register:
-        # A daemon that is not there is a matter of typing, and told before a model is loaded.
-        with client_of(args) as client:
-            client.ready()
-        connect: partial[Client] = partial(client_of, args, patience_s=2.0)
-        registration = Registration(connect=connect, policy=args.policy, max_inflight=args.max_inflight)
+    registration = None if args.no_register else _registration(args)
     run_trio(partial(run_engine, _starter(args), registration))
     return Exit.OK
+
+
+def _registration(args: argparse.Namespace) -> Registration | None:
+    """Where it is made known, looked for before a model is loaded. ``None`` where no daemon is, and none was named."""
+    from prorld.cli.engine_run import Registration
+    from prorld.cli.output import note
+    from prorld.client import ClientError
+
+    try:
+        with client_of(args) as client:
+            client.ready()
+    except ClientError as exc:
+        if args.register or args.address is not None or exc.stable_code != "no_daemon":
+            raise
+        note("there is no daemon here, so the engine is not registered")
+        return None
+    connect: partial[Client] = partial(client_of, args, patience_s=2.0)
+    return Registration(connect=connect, policy=args.policy, max_inflight=args.max_inflight)
 
 
 def _starter(args: argparse.Namespace) -> Start:
@@ -84,6 +100,6 @@ def _starter(args: argparse.Namespace) -> Start:
     if args.kind == "vllm":
         return partial(
             start_vllm, args.model, python=args.python, host=args.host, port=args.port,
-            control=not args.no_control, more=args.more,
+            control=not args.no_control, lora=args.lora, more=args.more,
         )  # fmt: skip
     return partial(start_embedded, args.model, slots=args.slots, context=args.context, threads=args.threads)

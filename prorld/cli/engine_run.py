@@ -66,10 +66,11 @@ async def start_vllm(
     host: str,
     port: int,
     control: bool,
+    lora: bool,
     more: Sequence[str],
 ) -> Running:
     """VLLM."""
-    run = partial(run_vllm, model, python=python, host=host, port=port, control=control, more=more)
+    run = partial(run_vllm, model, python=python, host=host, port=port, control=control, lora=lora, more=more)
     engine: VllmProcess = await nursery.start(run, name="vllm")
     return Running(kind="vllm", url=engine.url, model=engine.model, pid=engine.pid)
 

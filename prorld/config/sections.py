@@ -179,6 +179,10 @@ class PolicyEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     tokenizer: Annotated[
         str | None, Meta(description="Directory or file of its tokenizer; unset: asked of the engine.")
     ] = None
+    renderer: Annotated[
+        str | None,
+        Meta(description="auto (unset), jinja, or a model family by name: who turns its messages into tokens."),
+    ] = None
     chat_template_kwargs: Annotated[dict[str, Any], Meta(description="Variables for its chat template.")] = {}
     max_staleness: Annotated[
         Annotated[int, Meta(ge=0, le=10**9)] | None,

@@ -15,6 +15,8 @@ from prorld.domain.messages import Message
 
 Source = Literal["prompt", "sampled", "observation", "glue"]
 ForkReason = Literal["compaction", "think_strip", "sub_agent", "history_rewrite", "renderer_refused"]
+# Why a handler may give a conversation another history.
+Rewrite = Literal["compaction", "history_rewrite"]
 
 
 class VersionSpan(msgspec.Struct, frozen=True, kw_only=True):

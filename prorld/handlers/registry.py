@@ -24,10 +24,9 @@ from prorld.handlers.base import AgentHandler
 from prorld.kit.containment import contained
 from prorld.wire.ops import HandlerInfo
 
-__all__ = ["GROUP", "HandlerEntry", "Registry", "accept", "decode_instance", "discover", "enabled_plugins"]
+__all__ = ["GROUP", "HandlerEntry", "Registry", "accept", "decode_instance", "discover"]
 
 GROUP = "prorld.handlers"
-ENABLED_VARIABLE = "PRORLD_PLUGINS"
 # What the project brings itself. Not an entry point of its distribution: only who names it gets it.
 BUILT_IN = (EntryPoint("bench", "prorld.bench.handler:BenchHandler", GROUP),)
 OPEN_S = 120.0
@@ -65,12 +64,6 @@ class HandlerEntry(msgspec.Struct, frozen=True, kw_only=True):
             instance_schema=self.instance_schema,
             error=self.error,
         )
-
-
-def enabled_plugins(environment: Mapping[str, str]) -> list[str] | None:
-    """What ``PRORLD_PLUGINS`` restricts the handlers to; ``None`` where it is not set."""
-    words = environment.get(ENABLED_VARIABLE)
-    return None if words is None else [name for word in words.split(",") if (name := word.strip())]
 
 
 def discover(

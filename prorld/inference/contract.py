@@ -14,11 +14,12 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Any, Literal, Protocol
 
 import msgspec
 
-from prorld.domain.branch import VersionSpan
+from prorld.domain.branch import Rewrite, VersionSpan
 from prorld.domain.calls import FinishReason
 from prorld.domain.job import Sampling
 from prorld.domain.messages import Message, ToolCall, ToolSchema
@@ -239,4 +240,20 @@ class Model(Protocol):
 
     async def observe(self, messages: Sequence[Message]) -> None:
         """Add what the environment answered: user and tool messages."""
+        ...
+
+    async def rewrite(self, messages: Sequence[Message], *, reason: Rewrite = "compaction") -> None:
+        """Go on from another history, the whole of which is ``messages``.
+
+        It gets a branch of its own; what was sampled so far stays in the old branch, for training.
+        """
+        ...
+
+    def sub_agent(
+        self, messages: Sequence[Message], tools: Sequence[ToolSchema] = ()
+    ) -> AbstractAsyncContextManager[Model]:
+        """Ask the same policy aside: a conversation of its own, in a branch of its own, over when the block is left.
+
+        It shares the budgets and the engine. This conversation goes on as if nothing had been asked.
+        """
         ...

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Collection, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,9 @@ import trio
 
 from prorld.errors import RendererError, boundary
 from prorld.kit.lanes import Lane
+from prorld.tokens.choice import CHOICES, make_renderer
 from prorld.tokens.contract import Renderer
 from prorld.tokens.gguf import load_gguf_tokenizer
-from prorld.tokens.jinja_renderer import JinjaRenderer
 from prorld.tokens.tokenizer import HfTokenizer
 
 __all__ = ["Policies", "PolicySource", "load_tokenizer"]
@@ -28,9 +27,10 @@ RENDERERS_MAX = 32
 
 
 class PolicySource(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a policy's tokens come from: a directory with ``tokenizer.json``, or a GGUF file."""
+    """Where a policy's tokens come from: a directory with ``tokenizer.json``, or a GGUF file; and who renders."""
 
     tokenizer: str | None = None
+    renderer: str | None = None
     chat_template_kwargs: dict[str, Any] = {}
     max_staleness: int | None = None
 
@@ -66,12 +66,17 @@ class Policies:
         self._drop_renderers(policy)
 
     async def check(self, source: PolicySource) -> None:
-        """``RendererError`` where its tokenizer can't be loaded."""
+        """``RendererError`` where its tokenizer can't be loaded, or its renderer can't be made."""
+        choice = source.renderer or "auto"
+        if choice not in CHOICES:
+            raise RendererError(f"there is no renderer {choice!r}; there are {', '.join(CHOICES)}")
         if source.tokenizer is None:
             await trio.lowlevel.checkpoint()
             return
         async with self._loading:
-            await self._tokenizer(source.tokenizer)
+            tokenizer = await self._tokenizer(source.tokenizer)
+            with boundary(RendererError, f"making the renderer {choice}"):
+                await self._lane.run(make_renderer, tokenizer, source.chat_template_kwargs, choice)
 
     def _drop_renderers(self, policy: str) -> None:
         for key in [key for key in self._renderers if key[0] == policy]:
@@ -104,7 +109,7 @@ class Policies:
                 raise RendererError(f"{words}; {cure}", code="no_tokenizer")
             tokenizer = await self._tokenizer(source.tokenizer)
             with boundary(RendererError, f"making the renderer of policy {policy}"):
-                made = await self._lane.run(partial(JinjaRenderer, tokenizer, chat_template_kwargs=variables))
+                made = await self._lane.run(make_renderer, tokenizer, variables, source.renderer or "auto")
             self._renderers[key] = made
             while len(self._renderers) > RENDERERS_MAX:
                 self._renderers.popitem(last=False)

@@ -7,14 +7,14 @@ one. It never renders, never parses text by itself and never chooses an engine.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager, nullcontext
 from typing import Protocol
 
 import msgspec
 import trio
 
-from prorld.domain.branch import Branch
+from prorld.domain.branch import Branch, Rewrite
 from prorld.domain.calls import CallParams, CallRecord
 from prorld.domain.job import JobSpec, TokenCounts, effective_seed
 from prorld.domain.messages import Message, ToolSchema
@@ -22,7 +22,8 @@ from prorld.domain.outcome import StopReason
 from prorld.domain.versions import PolicyVersion
 from prorld.errors import BackendError, ContextOverflow, EngineBusy, HandlerError, NoBackend, Stale
 from prorld.inference.checks import checked_finish, checked_logprobs, checked_sampled, checked_spans
-from prorld.inference.contract import Capabilities, Generation, GenerationRequest, Turn
+from prorld.inference.contract import Capabilities, Generation, GenerationRequest, Model, Turn
+from prorld.inference.conversation import Conversation
 from prorld.inference.lease import Door
 from prorld.inference.policy_gate import Flight, PolicyGate
 from prorld.inference.text_view import ConversationView
@@ -35,8 +36,6 @@ __all__ = ["ROOM_MIN", "EngineLease", "ModelSession"]
 
 # With less room than this no sentence fits, and a call would only be paid for.
 ROOM_MIN = 8
-# Longer texts are tokenized in a thread: 10 KiB take about 4 ms.
-INLINE_CHARS_MAX = 8 * 1024
 MIGRATIONS_MAX = 4
 BUSY_WAIT_MIN_S = 0.05
 BUSY_WAIT_MAX_S = 2.0
@@ -68,7 +67,7 @@ class EngineLease(Protocol):
 
 
 class ModelSession:
-    """One growing conversation with a leased engine. Implements ``prorld.inference.contract.Model``."""
+    """The conversations of one rollout with a leased engine; as a ``Model`` it is the main one."""
 
     def __init__(
         self,
@@ -91,12 +90,14 @@ class ModelSession:
         self._name = f"{spec.tenant}/{spec.job_id}-{attempt}"
         self._renderer = renderer
         self._lease = lease
-        self._lane = lane
         self._on_turn = on_turn
         self._gate = gate
         self._allowance: Allowance | None = None
         self._oldest: list[PolicyVersion] = []
+        # The context of the conversation that has the floor.
         self._context = TokenContext(renderer)
+        self._main = Conversation(self._context, lane=lane, floor=trio.Lock(), speak=self._turn_in)
+        self._main_context = self._context
         self._calls: list[CallRecord] = []
         self._requests = 0
         self._turns = 0
@@ -116,12 +117,12 @@ class ModelSession:
 
     @property
     def tools(self) -> tuple[ToolSchema, ...]:
-        """The tools the policy was offered."""
-        return self._context.tools
+        """The tools the policy was offered in its main conversation."""
+        return self._main_context.tools
 
     @property
     def branches(self) -> tuple[Branch, ...]:
-        """The branches; the last one may still grow."""
+        """The branches of all conversations; several may still grow."""
         return self._context.branches
 
     @property
@@ -131,8 +132,8 @@ class ModelSession:
 
     @property
     def transcript(self) -> tuple[Message, ...]:
-        """The conversation as people read it."""
-        return self._context.transcript
+        """The main conversation as people read it, as it stands now."""
+        return self._main_context.transcript
 
     @property
     def turns(self) -> int:
@@ -164,29 +165,29 @@ class ModelSession:
 
     async def start(self, messages: Sequence[Message], tools: Sequence[ToolSchema] = ()) -> None:
         """Open the conversation."""
-        if self._context.started:
-            raise HandlerError("the conversation has been started already")
-        offered = tuple(tools)
-        if _is_long(messages):
-            plan = await self._lane.run(self._context.plan_start, messages, offered)
-        else:
-            plan = self._context.plan_start(messages, offered)
-        self._context.apply(plan, offered)
-        await trio.lowlevel.checkpoint()
+        await self._main.start(messages, tools)
 
     async def observe(self, messages: Sequence[Message]) -> None:
         """Add what the environment answered to the last turn: user and tool messages, all at once."""
-        if _is_long(messages):
-            plan = await self._lane.run(self._context.plan_bridge, messages)
-        else:
-            plan = self._context.plan_bridge(messages)
-        if plan is None:
-            plan = await self._lane.run(self._context.plan_fork, messages)
-        self._context.apply(plan)
-        await trio.lowlevel.checkpoint()
+        await self._main.observe(messages)
+
+    async def rewrite(self, messages: Sequence[Message], *, reason: Rewrite = "compaction") -> None:
+        """Go on from another history, in a branch of its own; what was sampled so far stays in the old one."""
+        await self._main.rewrite(messages, reason=reason)
+
+    def sub_agent(
+        self, messages: Sequence[Message], tools: Sequence[ToolSchema] = ()
+    ) -> AbstractAsyncContextManager[Model]:
+        """A conversation that starts with ``messages`` and shares the budgets; over when the block is left."""
+        return self._main.sub_agent(messages, tools)
 
     async def turn(self, *, max_tokens: int | None = None) -> Turn:
         """Let the policy speak. When no budget is left nothing is sampled and the turn is empty with ``stop`` set."""
+        return await self._main.turn(max_tokens=max_tokens)
+
+    async def _turn_in(self, context: TokenContext, max_tokens: int | None) -> Turn:
+        """A turn of the conversation that has the floor."""
+        self._context = context
         await trio.lowlevel.checkpoint()
         stop = self._used_up()
         if stop is not None:
@@ -430,7 +431,3 @@ def _numbered(said: ParsedTurn, turn: int) -> ParsedTurn:
         msgspec.structs.replace(call, id=f"call_{turn}_{index}") for index, call in enumerate(said.tool_calls)
     )
     return msgspec.structs.replace(said, tool_calls=calls)
-
-
-def _is_long(messages: Iterable[Message]) -> bool:
-    return sum(len(message.content) for message in messages) > INLINE_CHARS_MAX

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,7 +23,7 @@ from prorld.inference.vllm import VllmBackend
 from prorld.kit.cleanup import shielded
 from prorld.kit.process import Child, child
 
-__all__ = ["VllmProcess", "run_vllm", "vllm_argv"]
+__all__ = ["VllmProcess", "run_vllm", "vllm_argv", "vllm_environment"]
 
 log: FilteringBoundLogger = structlog.get_logger()
 
@@ -36,6 +36,14 @@ TERM_SECONDS = 20.0
 # The token endpoint and, with the variable, the routes that pause it and load weights. They ask for no token.
 CONTROL_FLAG = "--enable-scale-out"
 CONTROL_VARIABLE = "VLLM_SERVER_DEV_MODE"
+# Adapters, and the routes that load them. They ask for no token either.
+LORA_FLAG = "--enable-lora"
+LORA_VARIABLE = "VLLM_ALLOW_RUNTIME_LORA_UPDATING"
+# How much of a prompt was found in the cache is told only where it is asked for.
+CACHE_FLAG = "--enable-prompt-tokens-details"
+# Agents run tools for longer than the five seconds after which the server closes an idle socket.
+KEEP_ALIVE_VARIABLE = "VLLM_HTTP_TIMEOUT_KEEP_ALIVE"
+KEEP_ALIVE_S = "3600"
 _MODULE = "vllm.entrypoints.openai.api_server"
 _CURE = "pip install 'prorld[vllm]', or name a Python that has it with --python"
 
@@ -48,10 +56,12 @@ class VllmProcess(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
 
 
-def vllm_argv(python: str, model: str, *, host: str, port: int, control: bool, more: Sequence[str] = ()) -> list[str]:
+def vllm_argv(
+    python: str, model: str, *, host: str, port: int, control: bool, lora: bool = False, more: Sequence[str] = ()
+) -> list[str]:
     """The command line of the server; ``more`` comes last, so it wins."""
-    argv = [python, "-m", _MODULE, "--model", model, "--host", host, "--port", str(port)]
-    return [*argv, *([CONTROL_FLAG] if control else []), *more]
+    argv = [python, "-m", _MODULE, "--model", model, "--host", host, "--port", str(port), CACHE_FLAG]
+    return [*argv, *([LORA_FLAG] if lora else []), *([CONTROL_FLAG] if control else []), *more]
 
 
 async def run_vllm(
@@ -61,6 +71,7 @@ async def run_vllm(
     host: str = "127.0.0.1",
     port: int = 0,
     control: bool = True,
+    lora: bool = False,
     more: Sequence[str] = (),
     ready_seconds_max: float = READY_SECONDS_MAX,
     task_status: trio.TaskStatus[VllmProcess] = trio.TASK_STATUS_IGNORED,
@@ -71,16 +82,18 @@ async def run_vllm(
     """
     if python is None and find_spec("vllm") is None:
         raise ConfigError(f"vLLM is not installed here; {_CURE}")
-    if control and host not in ("127.0.0.1", "localhost", "::1"):
-        raise ConfigError(f"{host} can be reached by others and the control routes ask for no token; use --no-control")
+    if (control or lora) and host not in ("127.0.0.1", "localhost", "::1"):
+        cure = "use --no-control" if control else "leave out --lora"
+        raise ConfigError(f"{host} can be reached by others and the control routes ask for no token; {cure}")
     number = port or _free_port(host)
-    argv = vllm_argv(python or sys.executable, model, host=host, port=number, control=control, more=more)
+    argv = vllm_argv(python or sys.executable, model, host=host, port=number, control=control, lora=lora, more=more)
     url = f"http://{f'[{host}]' if ':' in host else host}:{number}"
+    environment = vllm_environment(os.environ, control=control, lora=lora)
     failure = ""
     async with trio.open_nursery() as nursery:
         start = partial(
-            child, _tied(argv), env=_environment(control=control), stdout="inherit", stderr="inherit",
-            lifeline=True, term_seconds=TERM_SECONDS,
+            child, _tied(argv), env=environment, stdout="inherit", stderr="inherit", lifeline=True,
+            term_seconds=TERM_SECONDS,
         )  # fmt: skip
         process: Child = await nursery.start(start, name="vllm")
         with trio.move_on_after(ready_seconds_max) as patience:
@@ -102,10 +115,11 @@ def _tied(argv: Sequence[str]) -> list[str]:
     return [sys.executable, "-P", str(script), *argv]
 
 
-def _environment(*, control: bool) -> dict[str, str]:
+def vllm_environment(ours: Mapping[str, str], *, control: bool, lora: bool = False) -> dict[str, str]:
     """Ours: the user started it and vLLM has a hundred variables. What configures prorld is none of its business."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("PRORLD")}
-    return {**kept, CONTROL_VARIABLE: "1"} if control else kept
+    kept = {name: value for name, value in ours.items() if not name.startswith("PRORLD")}
+    opened = {CONTROL_VARIABLE: control, LORA_VARIABLE: lora}
+    return {KEEP_ALIVE_VARIABLE: KEEP_ALIVE_S, **kept, **{name: "1" for name, is_open in opened.items() if is_open}}
 
 
 async def _answers(url: str, process: Child) -> bool:

@@ -192,8 +192,8 @@ class JobEntry:
 
 
 def drift_of(session: ModelSession | None) -> Drift:
-    """Exact while there is one branch; forked when a history had to be rendered anew."""
-    if session is None or len(session.branches) < 2:
+    """Exact while histories only grew; forked when one had to be rendered anew. What a sub-agent was asked is new."""
+    forks = [] if session is None else [b for b in session.branches if b.reason not in (None, "sub_agent")]
+    if not forks:
         return Drift()
-    fork = session.branches[1]
-    return Drift(verdict="forked", first_index=fork.fork_at, tokens_affected=sum(len(b) for b in session.branches[1:]))
+    return Drift(verdict="forked", first_index=forks[0].fork_at, tokens_affected=sum(len(fork) for fork in forks))

@@ -21,6 +21,7 @@ from prorld.domain.job import Sampling
 from prorld.domain.versions import PolicyVersion
 from prorld.errors import BackendError, ContextOverflow, EngineBusy, MalformedReply, Unsupported
 from prorld.inference.contract import Backend, Generation, GenerationRequest, TextView, WeightRef
+from prorld.kit.cleanup import shielded
 from prorld.testing.scripted_engine.script import Fault, FaultKind
 
 __all__ = [
@@ -38,6 +39,9 @@ __all__ = [
 
 SECONDS_MAX = 60.0
 _POLL_SECONDS = 0.02
+
+# What an engine may not be able to take.
+KNOBS = frozenset({"seed", "top_k", "min_p", "stop", "salt", "priority"})
 
 # A policy may end any of them early; all of them it does not.
 LONG_CALLS = 8
@@ -234,10 +238,16 @@ async def it_repeats_where_it_promises(engine: EngineUnderTest) -> None:
 
 
 async def what_is_left_out_is_named(engine: EngineUnderTest) -> None:
-    """A seed that the engine can't take is in ``ignored``."""
+    """A seed that the engine can't take is in ``ignored``, and of the other knobs every one that it is not told."""
     takes_seed = (await engine.backend.probe()).takes_seed
     generation = await engine.backend.generate(engine.request(seed=1))
     assert ("seed" in generation.ignored) == (not takes_seed)
+    sampling = Sampling(top_p=0.9, top_k=40, min_p=0.01, stop=["\x01 never said \x02"])
+    request = engine.request(sampling=sampling, seed=1, salt="v1", priority=1)
+    generation = await engine.backend.generate(request)
+    assert_whole(generation, request)
+    assert set(generation.ignored) <= KNOBS
+    assert len(set(generation.ignored)) == len(generation.ignored)
 
 
 async def scores_are_those_of_sampling(engine: EngineUnderTest) -> None:
@@ -291,7 +301,8 @@ async def a_pause_keeps_what_was_said(engine: EngineUnderTest) -> None:
             assert_whole(generation, request)
         assert await engine.running() == 0
     finally:
-        await engine.backend.resume()
+        with shielded(SECONDS_MAX, "resuming"):
+            await engine.backend.resume()  # noqa: ASYNC102  (shielded with a deadline by the line above)
     await engine.backend.resume()
     rest = engine.request(prompt=[*request.token_ids, *generation.token_ids], max_tokens=4)
     assert_whole(await engine.backend.generate(rest), rest)
@@ -324,7 +335,9 @@ async def new_weights_have_their_version(engine: EngineUnderTest) -> None:
         assert said == {(3, 7)}
         await engine.backend.clear_cache()
     finally:
-        await engine.backend.set_version(before or PolicyVersion())
+        with shielded(SECONDS_MAX, "taking the version back"):
+            back = before or PolicyVersion()
+            await engine.backend.set_version(back)  # noqa: ASYNC102  (shielded with a deadline two lines above)
 
 
 async def weights_are_loaded_where_it_promises(engine: EngineUnderTest) -> None:

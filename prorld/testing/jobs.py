@@ -6,13 +6,16 @@ group, that of the stage's nursery.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import trio
 
+from prorld.domain.branch import Rewrite
 from prorld.domain.job import AgentLimits, Sampling
 from prorld.domain.messages import Message, ToolSchema
 from prorld.domain.outcome import StopReason
@@ -30,20 +33,23 @@ InstanceT = TypeVar("InstanceT", bound=msgspec.Struct)
 class ScriptedModel:
     """A ``Model`` that says what it was told to, one turn after the other; text stands for a turn without calls.
 
-    When the script is over the context counts as full. What it was given is kept: ``transcript``, ``tools``.
+    When the script is over the context counts as full. What it was given is kept: ``transcript``, ``tools``. What it
+    is asked as a sub-agent it answers from the same script; those conversations are in ``sub_agents``.
     """
 
-    def __init__(self, turns: Sequence[Turn | str]) -> None:
-        self._turns = [Turn(content=turn, sampled=len(turn)) if isinstance(turn, str) else turn for turn in turns]
+    def __init__(self, turns: Sequence[Turn | str], *, script: deque[Turn] | None = None) -> None:
+        """``script`` is that of another one, to be shared; ``turns`` are then added to it."""
+        self._script = deque[Turn]() if script is None else script
+        self._script.extend(Turn(content=turn, sampled=len(turn)) if isinstance(turn, str) else turn for turn in turns)
         self._begun = False
-        self._spoken = 0
+        self.sub_agents: list[ScriptedModel] = []
         self.transcript: list[Message] = []
         self.tools: tuple[ToolSchema, ...] = ()
 
     @property
     def turns_left(self) -> int:
         """How much of the script was not asked for."""
-        return len(self._turns) - self._spoken
+        return len(self._script)
 
     async def start(self, messages: Sequence[Message], tools: Sequence[ToolSchema] = ()) -> None:
         """Open the conversation; once."""
@@ -61,8 +67,7 @@ class ScriptedModel:
             raise HandlerError("the conversation was not started")
         if self.turns_left == 0:
             return Turn(content="", stop=StopReason.CONTEXT_FULL)
-        turn = self._turns[self._spoken]
-        self._spoken += 1
+        turn = self._script.popleft()
         self.transcript.append(
             Message(role="assistant", content=turn.content, reasoning=turn.reasoning, tool_calls=list(turn.tool_calls))
         )
@@ -74,6 +79,27 @@ class ScriptedModel:
         if not messages:
             raise HandlerError("an observation has at least one message")
         self.transcript += messages
+
+    async def rewrite(self, messages: Sequence[Message], *, reason: Rewrite = "compaction") -> None:
+        """Another history."""
+        await trio.lowlevel.checkpoint()
+        if not self._begun:
+            raise HandlerError("the conversation was not started")
+        if not messages or messages[-1].role == "assistant":
+            raise HandlerError("a history ends with a message that the policy answers")
+        self.transcript[:] = messages
+
+    @asynccontextmanager
+    async def sub_agent(
+        self, messages: Sequence[Message], tools: Sequence[ToolSchema] = ()
+    ) -> AsyncIterator[ScriptedModel]:
+        """A conversation aside."""
+        if not self._begun:
+            raise HandlerError("the conversation was not started")
+        child = ScriptedModel((), script=self._script)
+        self.sub_agents.append(child)
+        await child.start(messages, tools)
+        yield child
 
 
 class FakeJob:

@@ -2,45 +2,98 @@
 
 It owns which tokens come next and never talks to an engine. Planning is pure and may run in a thread; applying a plan
 is quick and happens in the rollout's task. What has been handed out as a prompt is checked to begin the next one.
+
+A conversation grows one branch at a time. A fork leaves the old branch as it is, for good; the branches of a sub-agent
+belong to a conversation of its own, so the one that asked it goes on growing afterwards. The book holds them all.
 """
 
 from __future__ import annotations
 
+import re
 from array import array
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
-from prorld.domain.branch import Branch, ForkReason, Source, VersionSpan
+from prorld.domain.branch import Branch, ForkReason, Rewrite, Source, VersionSpan
 from prorld.domain.job import TokenCounts
 from prorld.domain.messages import Message, ToolSchema
 from prorld.errors import HandlerError, RendererError
 from prorld.tokens.contract import ParsedTurn, RenderedMessage, Renderer
 
-__all__ = ["OBSERVATION_CHARS_MAX", "Plan", "TokenContext", "clip"]
+__all__ = ["OBSERVATION_CHARS_MAX", "BranchBook", "Plan", "TokenContext", "clip"]
 
 # Per message. A tool cuts its own output to less; this holds for any handler.
 OBSERVATION_CHARS_MAX = 64 * 1024
 
-_TAIL = 64
+_THINK_MARKUP = re.compile(r"</?think>")
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens that are ready to be appended, and the messages they stand for."""
+    """Tokens that are ready to be appended, and the messages they stand for. ``reason`` is that of a fork."""
 
-    kind: Literal["start", "bridge", "fork"]
+    kind: Literal["start", "bridge", "fork", "rewrite"]
     rendered: list[RenderedMessage]
     messages: list[Message]
+    reason: ForkReason | None = None
+
+
+class BranchBook:
+    """Every branch of one rollout, in the order they came up."""
+
+    def __init__(self) -> None:
+        self._branches: list[Branch] = []
+
+    @property
+    def branches(self) -> tuple[Branch, ...]:
+        """Every branch in the order they came up."""
+        return tuple(self._branches)
+
+    def open(self, ids: Sequence[int], *, parent: Branch | None = None, reason: ForkReason | None = None) -> Branch:
+        """A new branch, still empty, that will begin with ``ids``; it forks where its parent says something else."""
+        index = len(self._branches)
+        if parent is None:
+            branch = Branch(index)
+        else:
+            branch = Branch(index, parent=parent.index, fork_at=_common(parent.ids, ids), reason=reason)
+        self._branches.append(branch)
+        return branch
+
+    def counts(self) -> TokenCounts:
+        """Tokens by origin. What a fork renders again counts once, in the branch it came from."""
+        prompt = sampled = observed = 0
+        for branch in self._branches:
+            sampled += branch.sampled
+            opens = branch.parent is None or branch.reason == "sub_agent"
+            for segment in branch.segments:
+                size = segment.end - segment.start
+                if segment.source in ("observation", "glue"):
+                    observed += size
+                elif segment.source == "prompt" and opens:
+                    prompt += size
+        return TokenCounts(prompt=prompt, sampled=sampled, observed=observed)
 
 
 class TokenContext:
-    """All branches of one rollout; the last one grows."""
+    """One conversation and the branch that it grows at the moment.
 
-    def __init__(self, renderer: Renderer, *, observation_chars_max: int = OBSERVATION_CHARS_MAX) -> None:
+    ``book`` is shared by the conversations of a rollout; ``asker`` is the conversation that asked this one.
+    """
+
+    def __init__(
+        self,
+        renderer: Renderer,
+        *,
+        observation_chars_max: int = OBSERVATION_CHARS_MAX,
+        book: BranchBook | None = None,
+        asker: TokenContext | None = None,
+    ) -> None:
         self._renderer = renderer
         self._observation_chars_max = observation_chars_max
-        self._branches: list[Branch] = []
+        self._book = book or BranchBook()
+        self._asker = asker
+        self._branch: Branch | None = None
         self._transcript: list[Message] = []
         self._tools: tuple[ToolSchema, ...] = ()
         self._turn_ids = array("i")
@@ -49,20 +102,20 @@ class TokenContext:
 
     @property
     def branches(self) -> tuple[Branch, ...]:
-        """Every branch in the order they came up."""
-        return tuple(self._branches)
+        """Every branch of the rollout in the order they came up, those of other conversations included."""
+        return self._book.branches
 
     @property
     def current(self) -> Branch:
         """The branch that grows."""
-        if not self._branches:
+        if self._branch is None:
             raise HandlerError("the conversation has not been started")
-        return self._branches[-1]
+        return self._branch
 
     @property
     def started(self) -> bool:
         """Whether there is a conversation."""
-        return bool(self._branches)
+        return self._branch is not None
 
     @property
     def transcript(self) -> tuple[Message, ...]:
@@ -80,11 +133,19 @@ class TokenContext:
             raise HandlerError("a conversation opens with at least one message")
         return Plan(kind="start", rendered=self._renderer.render(messages, tools), messages=list(messages))
 
+    def sub_context(self) -> TokenContext:
+        """A conversation that this one asks; its first branch is a child of the one that grows here by then."""
+        if self._branch is None:
+            raise HandlerError("the conversation has not been started")
+        return TokenContext(
+            self._renderer, observation_chars_max=self._observation_chars_max, book=self._book, asker=self
+        )
+
     def plan_bridge(self, messages: Sequence[Message]) -> Plan | None:
         """What follows the policy's turn, as a delta; ``None`` where the template does not allow it. Pure."""
         said = self._observed(messages)
         try:
-            rendered = self._renderer.bridge(self._turn_ids[-_TAIL:], said, self._tools)
+            rendered = self._renderer.bridge(self._prompt_of_turn(), self._turn_ids, said, self._tools)
         except RendererError:
             return None
         return Plan(kind="bridge", rendered=rendered, messages=said)
@@ -92,22 +153,32 @@ class TokenContext:
     def plan_fork(self, messages: Sequence[Message]) -> Plan:
         """A new branch from the conversation so far and what follows the turn. Pure, and slow for a long one."""
         said = self._observed(messages)
-        rendered = self._renderer.render([*self._transcript, *said], self._tools)
-        return Plan(kind="fork", rendered=rendered, messages=said)
+        rendered = self._rendered_anew([*self._transcript, *said])
+        reason: ForkReason = "think_strip" if self._loses_reasoning(rendered) else "renderer_refused"
+        return Plan(kind="fork", rendered=rendered, messages=said, reason=reason)
+
+    def plan_rewrite(self, messages: Sequence[Message], reason: Rewrite) -> Plan:
+        """A new branch from another history. Pure, and slow for a long one."""
+        if not self.started:
+            raise HandlerError("the conversation has not been started")
+        if reason not in get_args(Rewrite):
+            raise HandlerError(f"a history is rewritten for {' or '.join(get_args(Rewrite))}, not {reason!r}")
+        if not messages or messages[-1].role == "assistant":
+            raise HandlerError("a history ends with a message that the policy answers")
+        rendered = self._renderer.render(messages, self._tools)
+        return Plan(kind="rewrite", rendered=rendered, messages=list(messages), reason=reason)
 
     def apply(self, plan: Plan, tools: Sequence[ToolSchema] = ()) -> None:
         """Grow by a plan made from the state as it is now."""
         if plan.kind == "start":
-            if self._branches:
-                raise HandlerError("the conversation has been started already")
-            self._tools = tuple(tools)
-            self._branches.append(Branch())
-            self._append_prompt(self.current, plan)
+            self._start(plan, tools)
         elif plan.kind == "bridge":
             for part in plan.rendered:
                 self.current.append_given(part.ids, "glue" if part.message is None else "observation", part.message)
         else:
-            self._fork("renderer_refused", plan)
+            self._fork(plan)
+        if plan.kind == "rewrite":
+            self._transcript.clear()
         self._transcript.extend(plan.messages)
         self._turn_ids = array("i")
         self._awaits_observation = False
@@ -124,7 +195,7 @@ class TokenContext:
 
     def turn_with(self, ids: Sequence[int]) -> ParsedTurn:
         """What the policy will have said in this turn once ``ids`` are appended to it."""
-        return self._renderer.parse([*self._turn_ids, *ids], self._tools)
+        return self._renderer.parse(self._prompt_of_turn(), [*self._turn_ids, *ids], self._tools)
 
     def append_generation(
         self,
@@ -148,24 +219,50 @@ class TokenContext:
         self._transcript.append(said)
 
     def counts(self) -> TokenCounts:
-        """Tokens by origin. What a fork renders again counts once, in the branch it came from."""
-        prompt = sampled = observed = 0
-        for branch in self._branches:
-            sampled += branch.sampled
-            for segment in branch.segments:
-                size = segment.end - segment.start
-                if segment.source in ("observation", "glue"):
-                    observed += size
-                elif segment.source == "prompt" and branch.parent is None:
-                    prompt += size
-        return TokenCounts(prompt=prompt, sampled=sampled, observed=observed)
+        """Tokens by origin, over all branches of the rollout."""
+        return self._book.counts()
 
-    def _fork(self, reason: ForkReason, plan: Plan) -> None:
-        parent = self.current
-        ids = [token for part in plan.rendered for token in part.ids]
-        child = Branch(len(self._branches), parent=parent.index, fork_at=_common(parent.ids, ids), reason=reason)
-        self._append_prompt(child, plan, new=plan.messages)
-        self._branches.append(child)
+    def _prompt_of_turn(self) -> array[int]:
+        """What the turn that is being sampled, or was sampled last, goes on from."""
+        return self.current.ids[: len(self.current) - len(self._turn_ids)]
+
+    def _start(self, plan: Plan, tools: Sequence[ToolSchema]) -> None:
+        if self.started:
+            raise HandlerError("the conversation has been started already")
+        self._tools = tuple(tools)
+        if self._asker is None:
+            self._branch = self._book.open(())
+        else:
+            self._branch = self._book.open(_ids(plan), parent=self._asker.current, reason="sub_agent")
+        self._append_prompt(self._branch, plan)
+
+    def _fork(self, plan: Plan) -> None:
+        known = self._transcript if plan.kind == "rewrite" else ()
+        self._branch = self._book.open(_ids(plan), parent=self.current, reason=plan.reason)
+        self._append_prompt(self._branch, plan, new=[message for message in plan.messages if message not in known])
+
+    def _rendered_anew(self, messages: list[Message]) -> list[RenderedMessage]:
+        """The whole conversation; a turn whose markup no template would write gives it up rather than the rollout."""
+        try:
+            return self._renderer.render(messages, self._tools)
+        except RendererError:
+            plain = [_without_markup(message) for message in messages]
+            if plain == messages:
+                raise
+            return self._renderer.render(plain, self._tools)
+
+    def _loses_reasoning(self, rendered: Sequence[RenderedMessage]) -> bool:
+        """Whether the branch holds thoughts that a fresh rendering leaves out."""
+        thoughts = [message.reasoning for message in self._transcript if message.reasoning]
+        if not thoughts:
+            return False
+        decode = self._renderer.tokenizer.decode
+        fresh = decode([token for part in rendered for token in part.ids])
+        lost = [thought for thought in thoughts if thought not in fresh]
+        if not lost:
+            return False
+        held = decode(self.current.ids)
+        return any(thought in held for thought in lost)
 
     def _append_prompt(self, branch: Branch, plan: Plan, new: Sequence[Message] = ()) -> None:
         for part in plan.rendered:
@@ -183,6 +280,18 @@ class TokenContext:
     def _clipped(self, message: Message) -> Message:
         text = clip(message.content, self._observation_chars_max)
         return message if text is message.content else msgspec.structs.replace(message, content=text)
+
+
+def _ids(plan: Plan) -> list[int]:
+    return [token for part in plan.rendered for token in part.ids]
+
+
+def _without_markup(message: Message) -> Message:
+    if message.role != "assistant":
+        return message
+    texts = (message.content, message.reasoning or "")
+    content, reasoning = ("".join(_THINK_MARKUP.split(text)).strip() for text in texts)
+    return msgspec.structs.replace(message, content=content, reasoning=reasoning or None)
 
 
 def clip(text: str, chars_max: int) -> str:

@@ -102,13 +102,13 @@ class Renderer(Protocol):
         ...
 
     def bridge(
-        self, tail: Sequence[int], messages: Sequence[Message], tools: Sequence[ToolSchema]
+        self, prompt: Sequence[int], sampled: Sequence[int], messages: Sequence[Message], tools: Sequence[ToolSchema]
     ) -> list[RenderedMessage]:
-        """Only what follows an assistant turn whose last sampled ids are ``tail``: its closing if it was cut, the new
-        messages, the opening of the next turn. Raises ``RendererError`` where the template does not allow it.
+        """Only what follows ``prompt`` and the assistant turn ``sampled`` upon it: the turn's closing if it was cut,
+        the new messages, the opening of the next turn. Raises ``RendererError`` where the template does not allow it.
         """
         ...
 
-    def parse(self, sampled: Sequence[int], tools: Sequence[ToolSchema]) -> ParsedTurn:
-        """What the policy said. Never raises for what a policy wrote."""
+    def parse(self, prompt: Sequence[int], sampled: Sequence[int], tools: Sequence[ToolSchema]) -> ParsedTurn:
+        """What the policy said upon ``prompt``. Never raises for what a policy wrote."""
         ...

@@ -19,10 +19,11 @@ from prorld.domain.messages import Message, ToolSchema
 from prorld.errors import RendererError
 from prorld.tokens.contract import ParsedTurn, RenderedMessage
 from prorld.tokens.dialect import HermesDialect, ToolDialect
-from prorld.tokens.junction import DUMMY, Junction, find_junction, probe_call
-from prorld.tokens.parsers import CALL_OPEN, THINK_OPEN
+from prorld.tokens.junction import DUMMY, DUMMY_TOOL, Junction, find_junction, probe_call
+from prorld.tokens.parsers import CALL_OPEN, THINK_CLOSE, THINK_OPEN
 from prorld.tokens.standins import MARK, Holder, Part, as_is, fill, template_messages
 from prorld.tokens.template import ChatTemplate
+from prorld.tokens.template_values import all_text
 from prorld.tokens.tokenizer import HfTokenizer
 
 __all__ = ["JinjaRenderer"]
@@ -56,6 +57,7 @@ class JinjaRenderer:
         self._dialect = dialect or HermesDialect()
         self._native_tools = self._writes_calls()
         self._close, self._close_id = self._find_close()
+        self._thinks = THINK_CLOSE in source
         self._thinks_first = self._opening().rstrip().endswith(THINK_OPEN)
         self._junctions: dict[bytes, Junction] = {}
         tools = "template" if self._native_tools else self._dialect.name
@@ -83,22 +85,21 @@ class JinjaRenderer:
         return self._encode(self._parts(messages, self._schemas(tools)), messages)
 
     def bridge(
-        self, tail: Sequence[int], messages: Sequence[Message], tools: Sequence[ToolSchema]
+        self, prompt: Sequence[int], sampled: Sequence[int], messages: Sequence[Message], tools: Sequence[ToolSchema]
     ) -> list[RenderedMessage]:
-        """What follows an assistant turn that ended with ``tail``. Raises ``RendererError`` where it can't be known."""
+        """What follows the assistant turn ``sampled``. Raises ``RendererError`` where it can't be known."""
         if any(message.role == "assistant" for message in messages):
             raise RendererError("what the policy said is never rendered again")
+        closing = self._closing(sampled)
         schemas = self._schemas(tools)
         holder = Holder()
         held = template_messages(messages, holder.hold)
         junction = self._junction(held, schemas)
         texts = junction.delta(template_messages(messages, as_is), self._close, partial(self._text, tools=schemas))
         rendered = self._encode(fill(junction.text, texts, holder.held), messages)
-        if tail and tail[-1] == self._close_id:
-            return rendered
-        return [RenderedMessage(ids=[self._close_id]), *rendered]
+        return [RenderedMessage(ids=closing), *rendered] if closing else rendered
 
-    def parse(self, sampled: Sequence[int], tools: Sequence[ToolSchema]) -> ParsedTurn:
+    def parse(self, prompt: Sequence[int], sampled: Sequence[int], tools: Sequence[ToolSchema]) -> ParsedTurn:
         """What the policy said. Never raises for what a policy wrote."""
         ids = list(sampled)
         complete = bool(ids) and ids[-1] in self.stop_token_ids
@@ -110,6 +111,17 @@ class JinjaRenderer:
             reasoning_open=self._thinks_first,
             complete=complete,
         )
+
+    def _closing(self, sampled: Sequence[int]) -> list[int]:
+        """What closes the turn that was sampled, thoughts that were cut included."""
+        if not self._thinks:
+            return [] if sampled and sampled[-1] == self._close_id else [self._close_id]
+        said = self._tokenizer.decode(sampled).lstrip()
+        if THINK_CLOSE in said or not (self._thinks_first or said.startswith(THINK_OPEN)):
+            return [] if sampled and sampled[-1] == self._close_id else [self._close_id]
+        if sampled and sampled[-1] in self.stop_token_ids:
+            raise RendererError("the policy ended its turn in the midst of its thoughts")
+        return [*self._tokenizer.encode(THINK_CLOSE), self._close_id]
 
     # --- text ---
 
@@ -126,10 +138,11 @@ class JinjaRenderer:
         return fill(standins, texts, holder.held)
 
     def _junction(self, held: list[dict[str, Any]], schemas: list[dict[str, Any]]) -> Junction:
-        key = hashlib.sha256(msgspec.json.encode((held, schemas))).digest()
+        key = hashlib.sha256(msgspec.json.encode((held, bool(schemas)))).digest()
         found = self._junctions.get(key)
         if found is None:
-            found = find_junction(held, self._close, partial(self._text, tools=schemas))
+            tools = [DUMMY_TOOL] if schemas else []
+            found = find_junction(held, self._close, partial(self._text, tools=tools))
             if len(self._junctions) >= JUNCTIONS_MAX:
                 self._junctions.clear()
             self._junctions[key] = found
@@ -141,7 +154,7 @@ class JinjaRenderer:
         return schemas
 
     def _refuse_control(self, value: object, what: str) -> None:
-        match = self._control.search(_all_text(value)) if self._control else None
+        match = self._control.search(all_text(value)) if self._control else None
         if match is not None:
             raise RendererError(f"{what} spells the control token {match[0]!r}")
 
@@ -265,19 +278,3 @@ class _Runs:
 def _any_of(tokens: Iterable[str]) -> re.Pattern[str] | None:
     longest_first = sorted((token for token in tokens if token), key=len, reverse=True)
     return re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
-
-
-def _all_text(value: object) -> str:
-    """Every text in a value, on lines of their own."""
-    texts: list[str] = []
-    stack: list[Any] = [value]
-    while stack:
-        node = stack.pop()
-        if isinstance(node, str):
-            texts.append(node)
-        elif isinstance(node, Mapping):
-            stack.extend(node.keys())
-            stack.extend(node.values())
-        elif isinstance(node, list | tuple):
-            stack.extend(node)
-    return "\n".join(texts)

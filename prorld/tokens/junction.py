@@ -2,6 +2,7 @@
 
 No dummy conversation is right for every template: some write the last assistant turn differently, some move the tools,
 some glue texts together. So several are tried, and a delta counts only when independent ones agree and none disagrees.
+A template that says again what was said before (a system message, the tools) has no delta at all.
 """
 
 from __future__ import annotations
@@ -13,11 +14,21 @@ import msgspec
 
 from prorld.errors import RendererError
 
-__all__ = ["DUMMY", "Junction", "RenderText", "find_junction", "probe_call"]
+__all__ = ["DUMMY", "DUMMY_TOOL", "Junction", "RenderText", "find_junction", "probe_call"]
 
 # Stands in every text of the dummies, so that a delta which holds some of a dummy is seen.
 DUMMY = "\ue002zq7"
 AGREEING_MIN = 2
+
+# Stands for the tools of a conversation, so that a delta which holds some of them is seen, too.
+DUMMY_TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": f"{DUMMY}t",
+        "description": f"{DUMMY}d",
+        "parameters": {"type": "object", "properties": {}},
+    },
+}
 
 TemplateMessages = list[dict[str, Any]]
 
@@ -28,6 +39,14 @@ class RenderText(Protocol):
     def __call__(self, messages: TemplateMessages, *, opened: bool) -> str:
         """Render."""
         ...
+
+
+class _Repeats(RendererError):
+    """A delta holds what stood before it."""
+
+
+class _Rewrites(RendererError):
+    """A turn is written otherwise once something follows it."""
 
 
 class Junction(msgspec.Struct, frozen=True):
@@ -44,15 +63,25 @@ class Junction(msgspec.Struct, frozen=True):
 def find_junction(new: TemplateMessages, close: str, render: RenderText) -> Junction:
     """Let the dummies vote. Raises ``RendererError`` where they don't agree."""
     votes: dict[str, list[int]] = {}
+    rewritten: set[int] = set()
     reasons: list[str] = []
+    roles = "+".join(message["role"] for message in new)
     for index, dummy in enumerate(_dummies(_call_ids(new))):
         try:
             votes.setdefault(_delta(dummy, new, close, render), []).append(index)
+        except _Repeats as exc:
+            raise RendererError(f"the chat template can't go on with {roles}: {exc.message}") from exc
+        except _Rewrites as exc:
+            rewritten.add(index)
+            reasons.append(exc.message)
         except RendererError as exc:
             reasons.append(exc.message)
-    roles = "+".join(message["role"] for message in new)
     if len(votes) > 1:
         raise RendererError(f"the chat template writes {roles} differently after different conversations")
+    voted = {index for agreeing in votes.values() for index in agreeing}
+    # Dummies come in twins, the second with a system message: a template that moves it treats them differently.
+    if any(twin % 2 and twin - 1 in voted for twin in rewritten):
+        raise RendererError(f"the chat template can't go on with {roles} behind a system message")
     for text, agreeing in votes.items():
         if len(agreeing) >= AGREEING_MIN:
             return Junction(text, agreeing[0])
@@ -101,13 +130,13 @@ def _delta(dummy: TemplateMessages, new: TemplateMessages, close: str, render: R
     # The last close marker, not the end of the text: templates write a newline behind it that engines never sample.
     cut = before.rfind(close)
     if cut < 0:
-        raise RendererError("it does not close the turn")
+        raise _Rewrites("it does not close the turn")
     cut += len(close)
     if after[:cut] != before[:cut]:
-        raise RendererError("it rewrites what was said")
+        raise _Rewrites("it rewrites what was said")
     delta = after[cut:]
     if DUMMY in delta:
-        raise RendererError("it repeats what was said")
+        raise _Repeats("it repeats what was said")
     if any(message["content"] and message["content"].strip() not in delta for message in new):
         raise RendererError("it leaves out or changes a text")
     return delta

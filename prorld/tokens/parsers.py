@@ -1,4 +1,6 @@
-"""What a policy said, read from the text of its turn: reasoning, content, and tool calls in the hermes form.
+"""What a policy said, read from the text of its turn: reasoning, content, and tool calls.
+
+Calls are read in the hermes form, and as the bare JSON object that other policies have learnt to write.
 
 Every attempt at a call is reported with a status; nothing that a policy writes raises, and the work is linear in the
 length of the text. Arguments are taken as they stand: what a number or a text may be is the tool's business.
@@ -16,7 +18,7 @@ import msgspec
 from prorld.domain.messages import CallStatus, ToolCall
 from prorld.tokens.contract import ParsedTurn
 
-__all__ = ["parse_hermes"]
+__all__ = ["CALLS_MAX", "judged_call", "parse_hermes"]
 
 THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
 CALL_OPEN, CALL_CLOSE = "<tool_call>", "</tool_call>"
@@ -24,6 +26,9 @@ CALL_OPEN, CALL_CLOSE = "<tool_call>", "</tool_call>"
 # What comes after these many attempts stays content.
 CALLS_MAX = 128
 DEPTH_MAX = 64
+
+# What some policies write before a bare call.
+PYTHON_TAG = "<|python_tag|>"
 
 _BLANKS = " \t\r\n"
 
@@ -42,6 +47,9 @@ def parse_hermes(
 ) -> ParsedTurn:
     """Split a turn. ``reasoning_open``: the prompt has opened a think block already."""
     reasoning, at = _reasoning(text, reasoning_open=reasoning_open)
+    bare = _bare_call(text, at, tools)
+    if bare is not None:
+        return ParsedTurn(content="", reasoning=reasoning, tool_calls=(bare,), complete=complete)
     said: list[str] = []
     calls: list[ToolCall] = []
     while len(calls) < CALLS_MAX:
@@ -62,6 +70,40 @@ def parse_hermes(
         at = attempt.end
     said.append(text[at:])
     return ParsedTurn(content="".join(said).strip(), reasoning=reasoning, tool_calls=tuple(calls), complete=complete)
+
+
+def judged_call(
+    call_id: str, name: Any, arguments: Any, *, status: CallStatus, raw: str, tools: Collection[str]
+) -> ToolCall:
+    """A call that another parser has found, by the rules that hold for all: plain values, an object of arguments."""
+    if status in {CallStatus.OK, CallStatus.UNKNOWN_TOOL}:
+        attempt = _judged({"name": name, "arguments": arguments}, 0, tools)
+        return ToolCall(id=call_id, name=attempt.name, arguments=attempt.arguments, status=attempt.status, raw=raw)
+    return ToolCall(
+        id=call_id, name=name if isinstance(name, str) and _is_encodable(name) else "", status=status, raw=raw
+    )
+
+
+def _bare_call(text: str, at: int, tools: Collection[str]) -> ToolCall | None:
+    """The turn as one call: an object with ``name`` and ``parameters``, and nothing beside it.
+
+    An object without a tag is a call only where it names a tool; else it is an answer that happens to be JSON.
+    """
+    start = _skip_blanks(text, at)
+    tagged = text.startswith(PYTHON_TAG, start)
+    body = _skip_blanks(text, start + len(PYTHON_TAG)) if tagged else start
+    if not text.startswith("{", body):
+        return None
+    parsed = _json_at(text.rstrip(_BLANKS), body, whole=True)
+    raw = text[start:].rstrip(_BLANKS)
+    if parsed is None:
+        return ToolCall(id="call_0", name="", status=CallStatus.INVALID_JSON, raw=raw) if tagged else None
+    value = parsed[0]
+    fields = "parameters" if "parameters" in value else "arguments"
+    if not tagged and (value.get("name") not in [*tools] or fields not in value):
+        return None
+    attempt = _judged({"name": value.get("name"), "arguments": value.get(fields)}, 0, tools)
+    return ToolCall(id="call_0", name=attempt.name, arguments=attempt.arguments, status=attempt.status, raw=raw)
 
 
 def _reasoning(text: str, *, reasoning_open: bool) -> tuple[str | None, int]:
@@ -132,7 +174,7 @@ def _json_at(text: str, start: int, *, whole: bool = False) -> tuple[Any, int] |
 
 
 def _is_plain(value: object) -> bool:
-    """Whether it can go on as JSON: not too deep, and no text that can't be encoded."""
+    """Whether it can go on as JSON: not too deep, no text that can't be encoded, no number that is none."""
     stack: list[tuple[object, int]] = [(value, 1)]
     while stack:
         node, depth = stack.pop()
@@ -140,6 +182,9 @@ def _is_plain(value: object) -> bool:
             return False
         if isinstance(node, str):
             if not _is_encodable(node):
+                return False
+        elif isinstance(node, float):
+            if not math.isfinite(node):
                 return False
         elif isinstance(node, dict):
             stack.extend((part, depth + 1) for pair in cast("dict[str, object]", node).items() for part in pair)

@@ -1,4 +1,4 @@
-"""The sizes of values inside a chat template: what may be turned into text, and which calls may multiply text."""
+"""Values inside a chat template: their texts, what may be turned into text, and which calls may multiply text."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from jinja2.exceptions import SecurityError
 from jinja2.runtime import Undefined
 
-__all__ = ["CHARS_MAX", "check_call", "measure"]
+__all__ = ["CHARS_MAX", "all_text", "check_call", "measure"]
 
 CHARS_MAX = 16 * 2**20
 NODES_MAX = 200_000
@@ -61,3 +61,19 @@ def check_call(callee: Any, args: Sequence[Any]) -> None:
             raise SecurityError("replace would make too much text")
     if name == "join" and args and isinstance(args[0], Sequence) and len(args[0]) * len(owner) > CHARS_MAX:
         raise SecurityError("join would make too much text")
+
+
+def all_text(value: object) -> str:
+    """Every text in a value, on lines of their own."""
+    texts: list[str] = []
+    stack: list[Any] = [value]
+    while stack:
+        node = stack.pop()
+        if isinstance(node, str):
+            texts.append(node)
+        elif isinstance(node, Mapping):
+            stack.extend(node.keys())
+            stack.extend(node.values())
+        elif isinstance(node, list | tuple):
+            stack.extend(node)
+    return "\n".join(texts)

@@ -178,8 +178,8 @@ def _without_control(core: Core, added: Iterable[AddedToken]) -> Core:
 
 
 def _is_spelling(token: AddedToken) -> bool:
-    """Whether an added token is a way to write text (runs of blanks) and no markup."""
-    return not token.special and token.content.isspace()
+    """Whether an added token is a way to write text (runs of blanks, as some models write them, too) and no markup."""
+    return not token.special and token.content.replace("▁", " ").isspace()
 
 
 def _encodable(text: str) -> str:

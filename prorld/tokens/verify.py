@@ -13,7 +13,7 @@ from typing import Protocol
 
 import msgspec
 
-from prorld.domain.branch import Segment, VersionSpan
+from prorld.domain.branch import ForkReason, Segment, VersionSpan
 from prorld.domain.calls import CallRecord
 
 __all__ = ["VIOLATIONS_MAX", "BranchLike", "Violation", "verify"]
@@ -46,6 +46,11 @@ class BranchLike(Protocol):
     @property
     def fork_at(self) -> int | None:
         """How many tokens it shares with its parent."""
+        ...
+
+    @property
+    def reason(self) -> ForkReason | None:
+        """Why it forked."""
         ...
 
     @property
@@ -177,12 +182,36 @@ def _log(branches: Sequence[BranchLike], calls: Sequence[CallRecord]) -> Iterato
     for place, call in enumerate(calls):
         if named[place] != 1:
             yield _at_call(place, call.branch)("call_segments", f"it made {named[place]} segments")
+    yield from _order(branches, calls)
+
+
+def _order(branches: Sequence[BranchLike], calls: Sequence[CallRecord]) -> Iterator[Violation]:
+    """Turns follow each other, each in one branch, and a branch that another one took the place of grows no more.
+
+    A sub-agent's branch takes no place: the one that asked may grow again.
+    """
     for place, (before, after) in enumerate(pairwise(calls), 1):
         bad = _at_call(place, after.branch)
-        if after.turn < before.turn or after.turn > before.turn + 1 or after.branch < before.branch:
+        if not before.turn <= after.turn <= before.turn + 1:
             yield bad("call_order", f"turn {after.turn} of branch {after.branch} after turn {before.turn}")
         if after.turn == before.turn and before.finish_reason != "abort":
             yield bad("turn_reopened", f"turn {after.turn} goes on though it had ended with {before.finish_reason}")
+        if after.turn == before.turn and after.branch != before.branch:
+            yield bad("call_order", f"turn {after.turn} goes on in branch {after.branch} from {before.branch}")
+    replaced: dict[int, int] = {}
+    for place, call in enumerate(calls):
+        if call.branch in replaced:
+            yield _at_call(place, call.branch)(
+                "call_order", f"branch {call.branch} grows though branch {replaced[call.branch]} took its place"
+            )
+        at: int | None = call.branch
+        # Upwards through forks of one conversation; parents come before their children, so this ends.
+        while at is not None and 0 <= at < len(branches) and branches[at].reason != "sub_agent":
+            parent = branches[at].parent
+            if parent is None or parent >= at or parent in replaced:
+                break
+            replaced[parent] = at
+            at = parent
 
 
 def _replay(segment: Segment, place: int, branch: BranchLike, calls: Sequence[CallRecord]) -> Iterator[Violation]:

@@ -18,7 +18,7 @@ from prorld.cli import engine_run
 from prorld.cli.engine_run import Registration, Running, run_engine
 from prorld.client import ClientError
 from prorld.errors import BackendError
-from prorld.inference.vllm_process import vllm_argv
+from prorld.inference.vllm_process import vllm_argv, vllm_environment
 from prorld.wire.ops import AddBackend, BackendInfo, BackendList
 from tests.daemon.support import environ, until
 
@@ -139,7 +139,22 @@ def test_the_flags_of_the_user_come_last():
     """They win over ours; without control nothing is opened."""
     argv = vllm_argv("py", "m", host="h", port=1, control=True, more=["--port", "2"])
     assert argv[-3:] == ["--enable-scale-out", "--port", "2"]
-    assert "--enable-scale-out" not in vllm_argv("py", "m", host="h", port=1, control=False)
+    assert "--enable-prompt-tokens-details" in argv
+    plain = vllm_argv("py", "m", host="h", port=1, control=False)
+    assert {"--enable-scale-out", "--enable-lora"}.isdisjoint(plain)
+    assert "--enable-lora" in vllm_argv("py", "m", host="h", port=1, control=False, lora=True)
+
+
+def test_the_environment_of_the_server_opens_what_was_asked_for():
+    """The user's own variables win where nothing depends on them; ours for the daemon are kept from it."""
+    ours = {"PATH": "/bin", "PRORLD_TOKEN": "secret"}
+    assert vllm_environment(ours, control=False) == {"PATH": "/bin", "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "3600"}
+    opened = vllm_environment({"VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "60"}, control=True, lora=True)
+    assert opened == {
+        "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "60",
+        "VLLM_SERVER_DEV_MODE": "1",
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
+    }
 
 
 @pytest.mark.parametrize(
@@ -148,6 +163,8 @@ def test_the_flags_of_the_user_come_last():
         (("vllm",), 2, "--model"),
         (("embedded", "--", "--dtype", "x"), 2, "--dtype"),
         (("vllm", "--model", "m", "--register"), 69, "prorld serve"),
+        (("vllm", "--model", "m", "--address", "127.0.0.1:1"), 69, "127.0.0.1:1"),
+        (("vllm", "--model", "m", "--register", "--no-register"), 2, "--no-register"),
     ],
 )
 def test_wrong_uses_are_told(cli, flags, code, words):
@@ -164,14 +181,18 @@ def test_without_vllm_the_cure_is_told(cli):
     assert code == 78
     assert "prorld[vllm]" in err
     assert "--python" in err
-    assert err.count("\n") == 2
+    assert err.count("\n") == 3
 
 
 def test_control_routes_stay_on_this_machine(cli):
     """They ask for no token, so others must not reach them."""
-    code, _, err = cli("engine", "start", "vllm", "--model", "m", "--python", "py", "--host", "0.0.0.0")
+    start = ("engine", "start", "vllm", "--model", "m", "--python", "py", "--host", "0.0.0.0")
+    code, _, err = cli(*start)
     assert code == 78
     assert "--no-control" in err
+    code, _, err = cli(*start, "--no-control", "--lora")
+    assert code == 78
+    assert "--lora" in err
 
 
 FAKE_SERVER = """
@@ -179,6 +200,7 @@ import argparse, os, sys
 parser = argparse.ArgumentParser()
 parser.add_argument("--model"); parser.add_argument("--host"); parser.add_argument("--port")
 parser.add_argument("--enable-scale-out", action="store_true")
+parser.add_argument("--enable-prompt-tokens-details", action="store_true")
 given = parser.parse_args()
 assert given.enable_scale_out and os.environ["VLLM_SERVER_DEV_MODE"] == "1"
 if given.model == "broken":

@@ -18,7 +18,7 @@ from structlog.testing import capture_logs
 from prorld.domain.job import AgentLimits
 from prorld.errors import BadRequest, HandlerError, Impossible
 from prorld.handlers import registry as registry_module
-from prorld.handlers.registry import GROUP, Registry, accept, decode_instance, discover, enabled_plugins
+from prorld.handlers.registry import GROUP, Registry, accept, decode_instance, discover
 from prorld.testing.handlers import FakeHandler, FakeInstance
 from prorld.testing.sweep import sweep
 
@@ -155,15 +155,6 @@ def test_only_enabled_plugins_are_even_imported(install: Install):
     gone, fine = registry.entries()
     assert (fine.name, fine.error) == ("good", None)
     assert gone.error == "no installed distribution has a handler gone under prorld.handlers"
-
-
-@pytest.mark.parametrize(
-    ("environment", "names"),
-    [({}, None), ({"PRORLD_PLUGINS": ""}, []), ({"PRORLD_PLUGINS": " math, calc ,"}, ["math", "calc"])],
-)
-def test_the_environment_restricts(environment: dict[str, str], names: list[str] | None):
-    """Not set is no restriction; set and empty is none at all."""
-    assert enabled_plugins(environment) == names
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from importlib.util import find_spec
@@ -11,8 +11,12 @@ import msgspec
 import pytest
 import trio
 
+from prorld.domain.messages import user
+from prorld.inference.contract import TextView
 from prorld.inference.embedded import EmbeddedEngine, run_embedded_engine
 from prorld.inference.llamacpp import LlamaCppBackend
+from prorld.inference.openai import OpenAIBackend
+from prorld.inference.text_view import ConversationView
 from prorld.inference.vllm import VllmBackend
 from prorld.testing.engine_contract import (
     ENGINE_CONTRACT,
@@ -29,6 +33,10 @@ from prorld.testing.fake_backend import FakeBackend
 from prorld.testing.scripted_engine.routes import ScriptedServer
 from prorld.testing.scripted_engine.script import Fault, Latency, Script
 from prorld.testing.scripted_engine.serve import Serving, serve_scripted
+from prorld.tokens.context import TokenContext
+from prorld.tokens.gguf import load_gguf_tokenizer
+from prorld.tokens.jinja_renderer import JinjaRenderer
+from tests.tokens.support import embedded_model
 
 SCRIPT = Script(max_model_len=256, random_tokens_mean=60.0, latency=Latency(decode_token_s=0.001))
 
@@ -155,4 +163,35 @@ async def test_llamacpp_keeps_the_contract_on_the_embedded_engine() -> None:
             await check(under_test)
         await backend.aclose()
         assert backend.statistics().live == 0
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.slow
+@needs_embedded
+async def test_a_text_engine_keeps_the_contract_as_far_as_text_goes() -> None:
+    """The embedded engine through OpenAI's routes: completions and their log-probabilities, limits and stops."""
+    tokenizer = load_gguf_tokenizer(embedded_model())
+    async with trio.open_nursery() as nursery:
+        start = partial(run_embedded_engine, slots=2, context_per_slot=256)
+        engine: EmbeddedEngine = await nursery.start(start)
+        known = OpenAIBackend(f"{engine.url}/v1")
+        assert (await known.probe()).details["spoken_to_as"] == "llamacpp"
+        await known.aclose()
+        backend = OpenAIBackend(f"{engine.url}/v1", text_only=True)
+        found = await backend.probe()
+        assert (found.exact, found.max_context_tokens) == (False, 256)
+
+        def view(ids: Sequence[int]) -> TextView:
+            renderer = JinjaRenderer(tokenizer)
+            context = TokenContext(renderer)
+            context.apply(context.plan_start([user("Who are you?" + " again" * max(0, len(ids) - 12))], ()))
+            return ConversationView(renderer, context)
+
+        under_test = EngineUnderTest(
+            backend=backend, prompt=SMOLLM2_PROMPT, vocabulary=49152, long_tokens=200, view=view, count=lambda: 0
+        )
+        held = {"replies_are_whole", "what_is_left_out_is_named", "concurrent_calls_do_not_mix", "it_is_healthy"}
+        for check in (check for check in ENGINE_CONTRACT if check.__name__ in held):
+            await check(under_test)
+        await backend.aclose()
         nursery.cancel_scope.cancel()

@@ -17,8 +17,9 @@ from prorld.domain.messages import CallStatus, Message, system, tool_result, use
 from prorld.domain.outcome import StopReason
 from prorld.errors import BackendError, ContextOverflow, EngineBusy, HandlerError, MalformedReply, NoBackend
 from prorld.inference.contract import Capabilities, Generation, GenerationRequest, Model
+from prorld.inference.conversation import INLINE_CHARS_MAX
 from prorld.inference.lease import Door
-from prorld.inference.session import INLINE_CHARS_MAX, MIGRATIONS_MAX, ROOM_MIN, ModelSession
+from prorld.inference.session import MIGRATIONS_MAX, ROOM_MIN, ModelSession
 from prorld.kit.lanes import Lane
 from prorld.tokens.jinja_renderer import JinjaRenderer
 from prorld.tokens.verify import verify
@@ -358,7 +359,7 @@ async def test_a_fork_goes_on_in_a_branch_of_its_own() -> None:
     await session.observe([user("next")])
     await session.turn()
     assert [call.branch for call in session.calls] == [0, 1]
-    assert session.branches[1].reason == "renderer_refused"
+    assert session.branches[1].reason == "think_strip"
     assert lease.requests[1].token_ids == session.branches[1].ids[: len(lease.requests[1].token_ids)]
     sound(session)
 
@@ -371,7 +372,7 @@ async def test_long_texts_are_tokenized_off_the_loop() -> None:
     )
     await session.turn()
     await session.observe([user(long)])
-    assert session._lane.statistics().runs_total == 2
+    assert session._main._lane.statistics().runs_total == 2
     assert long in PLAIN.tokenizer.decode(session.branches[0].ids)
     sound(session)
 

@@ -1,7 +1,10 @@
-"""Makes a Hugging Face directory of SmolLM2 out of its GGUF file: ``make_smollm2.py MODEL.gguf DIRECTORY``.
+"""Makes a Hugging Face directory of SmolLM2 out of its GGUF file: ``make_smollm2.py MODEL.gguf DIRECTORY [NOISE]``.
 
 For engines that read no GGUF. The weights come out as they were quantised, in bfloat16. The head stands beside the
 embeddings as a tensor of its own, because CPU builds of vLLM keep a copy of a tied head that new weights do not reach.
+
+With ``NOISE`` every weight is moved by so much of the spread of its tensor, always in the same way: the same model a
+training step later.
 
 It needs ``gguf``, ``torch`` and ``safetensors``, so it runs in the environment of the engine.
 """
@@ -51,8 +54,9 @@ def unpaired(rows: torch.Tensor, heads: int) -> torch.Tensor:
     return rows.reshape(heads, rows.shape[0] // heads // 2, 2, -1).swapaxes(1, 2).reshape(rows.shape)
 
 
-def weights(model: Path, metadata: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+def weights(model: Path, metadata: Mapping[str, Any], noise: float) -> dict[str, torch.Tensor]:
     """Every tensor under its new name."""
+    dice = torch.Generator().manual_seed(0)
     heads = {"attn_q": metadata["llama.attention.head_count"], "attn_k": metadata["llama.attention.head_count_kv"]}
     made: dict[str, torch.Tensor] = {}
     for tensor in GGUFReader(model).tensors:
@@ -60,6 +64,7 @@ def weights(model: Path, metadata: Mapping[str, Any]) -> dict[str, torch.Tensor]
         part = tensor.name.split(".")[-2]
         if part in heads:
             values = unpaired(values, heads[part])
+        values += noise * values.std() * torch.randn(values.shape, generator=dice)
         for name in names_of(tensor.name):
             made[name] = values.bfloat16().contiguous().clone()
     return made
@@ -88,13 +93,13 @@ def config(metadata: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def make(model: Path, directory: Path) -> None:
+def make(model: Path, directory: Path, noise: float) -> None:
     """Write the directory."""
     directory.mkdir(parents=True, exist_ok=True)
     metadata = read_gguf_metadata(model, ("general.", "llama.", "tokenizer.ggml.bos", "tokenizer.ggml.eos"))
     if metadata["general.architecture"] != b"llama":
         raise SystemExit(f"{model} is no model of the Llama family")
-    save_file(weights(model, metadata), directory / "model.safetensors", metadata={"format": "pt"})
+    save_file(weights(model, metadata, noise), directory / "model.safetensors", metadata={"format": "pt"})
     tokenizer = load_gguf_tokenizer(model)
     tokenizer._core.save(str(directory / "tokenizer.json"))
     about = {
@@ -109,4 +114,4 @@ def make(model: Path, directory: Path) -> None:
 
 
 if __name__ == "__main__":
-    make(Path(sys.argv[1]), Path(sys.argv[2]))
+    make(Path(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3]) if len(sys.argv) > 3 else 0.0)

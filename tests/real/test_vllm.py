@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import tempfile
+from array import array
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -19,18 +20,23 @@ import trio
 from prorld.domain.job import AgentLimits, JobSpec, Sampling
 from prorld.domain.messages import Message, system, user
 from prorld.domain.versions import PolicyVersion
-from prorld.inference.contract import Generation, GenerationRequest
+from prorld.errors import BackendError
+from prorld.inference.contract import Generation, GenerationRequest, WeightRef
 from prorld.inference.embedded import EmbeddedEngine, run_embedded_engine
 from prorld.inference.llamacpp import LlamaCppBackend
 from prorld.inference.models import PooledModels
+from prorld.inference.openai import OpenAIBackend
 from prorld.inference.policies import Policies, PolicySource
 from prorld.inference.pool import BackendPool
 from prorld.inference.prometheus_text import metric_values
+from prorld.inference.text_view import ConversationView
 from prorld.inference.vllm import VllmBackend
+from prorld.kit.cleanup import shielded
 from prorld.kit.http_client import HttpClient
 from prorld.kit.lanes import Lane
 from prorld.metrics import Metrics
 from prorld.testing.engine_contract import ENGINE_CONTRACT, EngineCheck, EngineUnderTest, assert_whole
+from prorld.tokens.context import TokenContext
 from prorld.tokens.gguf import load_gguf_tokenizer
 from prorld.tokens.jinja_renderer import JinjaRenderer
 from prorld.tokens.tokenizer import HfTokenizer
@@ -243,6 +249,60 @@ async def test_two_engines_of_one_model_agree(server: VllmServer, tokenizer: HfT
             assert here.token_ids == there.token_ids, text
             gaps = [abs(one - two) for one, two in zip(here.logprobs, there.logprobs, strict=True)]
             assert fmean(gaps) < GAP_MEAN_MAX, (text, gaps)
+
+
+@pytest.mark.parametrize("server", [True], ids=["scale-out"], indirect=True)
+async def test_weights_are_loaded_from_a_path_under_a_version(server: VllmServer, tokenizer: HfTokenizer) -> None:
+    """A reload of the same weights changes the version and nothing else; the cache is cold after it."""
+    async with client(server) as backend:
+        engine = under_test(backend, tokenizer)
+        prompt = tokenizer.encode(SURE[0] * 12)
+        before = await backend.score(array("i", prompt), 1)
+        try:
+            await backend.pause("abort")
+            version = PolicyVersion(1, 5)
+            await backend.load_weights(WeightRef(how="reload", path=str(server.model), version=version))
+            await backend.clear_cache()
+            await backend.set_version(version)
+            assert await backend.read_version() == version
+            await backend.resume()
+            request = engine.request(prompt=prompt, max_tokens=4)
+            generation = await backend.generate(request)
+            assert {(span.epoch, span.version) for span in generation.versions} == {(1, 5)}
+            assert list(await backend.score(array("i", prompt), 1)) == pytest.approx(list(before), abs=0.05)
+        finally:
+            with shielded(WAIT_SECONDS_MAX, "taking the version back"):
+                await backend.resume()  # noqa: ASYNC102  (shielded with a deadline by the line above)
+                await ask(server.url, "/update_weight_version", {"new_version": "default"})  # noqa: ASYNC102  (as above)
+        with pytest.raises(BackendError):
+            await backend.load_weights(WeightRef(how="reload", path="/no/such/weights", version=version))
+
+
+async def test_its_openai_routes_can_be_spoken_to_in_text(server: VllmServer, tokenizer: HfTokenizer) -> None:
+    """Found out for what it is, it is exact; spoken to as any text engine, it says sensible things and is not."""
+    whole = OpenAIBackend(f"{server.url}/v1")
+    text = OpenAIBackend(f"{server.url}/v1", text_only=True)
+    try:
+        found = await whole.probe()
+        assert (found.exact, found.details["spoken_to_as"]) == (True, "vllm")
+        assert not (await text.probe()).exact
+        context = TokenContext(JinjaRenderer(tokenizer))
+        context.apply(context.plan_start([user("Say hello.")], ()))
+        engine = under_test(backend := VllmBackend(server.url), tokenizer)
+        view = ConversationView(JinjaRenderer(tokenizer), context)
+        request = engine.request(
+            prompt=context.prompt(), sampling=GREEDY, stop_token_ids=(2,), max_tokens=40, view=view
+        )
+        said = await text.generate(request)
+        assert_whole(said, request)
+        await backend.probe()
+        exactly = await backend.generate(request)
+        assert (said.exact, exactly.exact) == (False, True)
+        assert tokenizer.decode(said.token_ids) == tokenizer.decode(exactly.token_ids)
+        await backend.aclose()
+    finally:
+        await whole.aclose()
+        await text.aclose()
 
 
 @pytest.mark.parametrize("server", [True], ids=["scale-out"], indirect=True)

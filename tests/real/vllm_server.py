@@ -49,8 +49,13 @@ class VllmServer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @contextmanager
-def vllm_server(python: str, model: Path, folder: Path, *, scale_out: bool) -> Iterator[VllmServer]:
-    """With ``scale_out`` the token endpoint and the control routes are open. Fails if it does not start."""
+def vllm_server(
+    python: str, model: Path, folder: Path, *, scale_out: bool, more: Sequence[str] = ()
+) -> Iterator[VllmServer]:
+    """With ``scale_out`` the token endpoint and the control routes are open. Fails if it does not start.
+
+    ``more`` comes last, so it wins.
+    """
     port = _free_port()
     argv = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--host", "127.0.0.1"]
     argv += ["--port", str(port), "--served-model-name", "smollm2", "--enforce-eager", *FLAGS]
@@ -58,6 +63,7 @@ def vllm_server(python: str, model: Path, folder: Path, *, scale_out: bool) -> I
     if scale_out:
         argv.append("--enable-scale-out")
         environment["VLLM_SERVER_DEV_MODE"] = "1"
+    argv += more
     log = folder / f"vllm-{port}.log"
     began = time.monotonic()
     with log.open("wb") as output, guarded(argv, environment, output.fileno()) as process:

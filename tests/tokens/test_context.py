@@ -77,7 +77,7 @@ def test_a_refused_bridge_forks_and_keeps_both() -> None:
     sampled = speak(context, "<think>hm</think>well<|im_end|>")
     observe(context, user("next"))
     parent, child = context.branches
-    assert (child.parent, child.reason, child.index) == (0, "renderer_refused", 1)
+    assert (child.parent, child.reason, child.index) == (0, "think_strip", 1)
     assert child.fork_at is not None
     assert child.ids[: child.fork_at] == parent.ids[: child.fork_at]
     assert child.ids[child.fork_at] != parent.ids[child.fork_at]
@@ -174,3 +174,42 @@ def test_an_interrupted_turn_is_one_message() -> None:
     speak(context, " done<|im_end|>", call=1)
     assert context.transcript[-1].content == "half done"
     assert [segment.calls for segment in context.current.segments if segment.source == "sampled"] == [[0], [1]]
+
+
+STRICT = THINKING.replace(
+    "{{- message.content }}",
+    "{{- message.content.split('</think>')[-1].lstrip('\n') if '</think>' in message.content else message.content }}",
+)
+
+
+def test_markup_of_a_policy_does_not_end_its_rollout() -> None:
+    """Where a template can't write a turn as it was said, the fork has it without markup, the old branch with it."""
+    renderer = JinjaRenderer(tiny(STRICT))
+    context = started(renderer)
+    sampled = speak(context, "a</think>b</think>c<|im_end|>")
+    observe(context, user("next"))
+    parent, child = context.branches
+    assert parent.sampled == len(sampled)
+    assert "assistant\nabc<|im_end|>" in renderer.tokenizer.decode(child.ids)
+    assert child.reason == "renderer_refused"
+
+
+def test_sub_conversations_share_the_book() -> None:
+    """Each grows its own branch, and tokens are counted over all of them."""
+    context = started()
+    speak(context, "well<|im_end|>")
+    child = context.sub_context()
+    assert not child.started
+    child.apply(child.plan_start([system("s"), user("aside")], ()))
+    speak(child, "hm<|im_end|>", call=1)
+    size = len(child.current)
+    observe(context, user("next"))
+    assert (context.current.index, child.current.index, len(child.current)) == (0, 1, size)
+    assert context.branches == child.branches
+    assert child.transcript[-1].content == "hm"
+    counts = context.counts()
+    assert counts.prompt + counts.sampled + counts.observed == sum(map(len, context.branches))
+    with pytest.raises(HandlerError, match="not been started"):
+        TokenContext(PLAIN).sub_context()
+    with pytest.raises(HandlerError, match="not been started"):
+        TokenContext(PLAIN).plan_rewrite([user("x")], "compaction")

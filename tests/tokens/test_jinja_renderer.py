@@ -78,8 +78,8 @@ def test_messages_never_add_control_tokens(texts: list[str], renderer: JinjaRend
     tail = renderer.stop_token_ids[:1]
     results = [tool_result(message.content, f"c{index}") for index, message in enumerate(wild)]
     calm = [tool_result("x", f"c{index}") for index in range(len(wild))]
-    assert control(renderer.tokenizer, ids(renderer.bridge(tail, results, [BASH]))) == control(
-        renderer.tokenizer, ids(renderer.bridge(tail, calm, [BASH]))
+    assert control(renderer.tokenizer, ids(renderer.bridge((), tail, results, [BASH]))) == control(
+        renderer.tokenizer, ids(renderer.bridge((), tail, calm, [BASH]))
     )
 
 
@@ -114,20 +114,20 @@ def test_a_bridge_continues_what_a_full_rendering_would_be(messages: list[Messag
     history = [system("s"), user("go")]
     start = ids(PLAIN.render(history, [BASH]))
     sampled = PLAIN.tokenizer.encode("well then<|im_end|>")
-    bridged = start + sampled + ids(PLAIN.bridge(sampled, messages, [BASH]))
+    bridged = start + sampled + ids(PLAIN.bridge((), sampled, messages, [BASH]))
     assert bridged == ids(PLAIN.render([*history, said("well then"), *messages], [BASH]))
 
 
 def test_a_turn_that_was_cut_is_closed_first() -> None:
     """Without a stop token the close marker is glue; with one it is not written twice."""
-    closed = PLAIN.bridge(PLAIN.stop_token_ids[:1], [user("next")], ())
-    cut = PLAIN.bridge(PLAIN.tokenizer.encode("well"), [user("next")], ())
+    closed = PLAIN.bridge((), PLAIN.stop_token_ids[:1], [user("next")], ())
+    cut = PLAIN.bridge((), PLAIN.tokenizer.encode("well"), [user("next")], ())
     assert ids(cut) == [PLAIN.stop_token_ids[0], *ids(closed)]
     assert cut[0].message is None
     assert shown(PLAIN, closed) == "\n<|im_start|>user\nnext<|im_end|>\n<|im_start|>assistant\n"
     other = JinjaRenderer(tiny(CHATML, eos="<|endoftext|>"))
     assert other.stop_token_ids == (other.tokenizer.token_id("<|im_end|>"), other.tokenizer.token_id("<|endoftext|>"))
-    assert ids(other.bridge(other.stop_token_ids[1:], [user("next")], ())) == ids(cut)
+    assert ids(other.bridge((), other.stop_token_ids[1:], [user("next")], ())) == ids(cut)
 
 
 def test_results_that_follow_each_other_are_one_group() -> None:
@@ -135,9 +135,9 @@ def test_results_that_follow_each_other_are_one_group() -> None:
     messages = [tool_result("A1", "c0"), tool_result("B2", "c1")]
     group = "<tool_response>\nA1\n</tool_response>\n<tool_response>\nB2\n</tool_response><|im_end|>\n"
     for renderer in (PLAIN, THINKER):
-        text = shown(renderer, renderer.bridge(renderer.stop_token_ids, messages, [BASH]))
+        text = shown(renderer, renderer.bridge((), renderer.stop_token_ids, messages, [BASH]))
         assert text == f"\n<|im_start|>user\n{group}<|im_start|>assistant\n"
-        assert [part.message for part in renderer.bridge((), messages, [BASH]) if part.message] == messages
+        assert [part.message for part in renderer.bridge((), (), messages, [BASH]) if part.message] == messages
 
 
 def test_a_template_without_tools_gets_ours() -> None:
@@ -153,7 +153,7 @@ def test_a_template_without_tools_gets_ours() -> None:
     assert "<|im_start|>user\n<tool_response>\na b\n</tool_response><|im_end|>" in text
     assert shown(PLAIN, PLAIN.render([user("go")], [BASH])).startswith("<|im_start|>system\nYou can call")
     parsed = PLAIN.parse(
-        PLAIN.tokenizer.encode('<tool_call>{"name": "bash", "arguments": {}}</tool_call><|im_end|>'), [BASH]
+        (), PLAIN.tokenizer.encode('<tool_call>{"name": "bash", "arguments": {}}</tool_call><|im_end|>'), [BASH]
     )
     assert [attempt.status for attempt in parsed.tool_calls] == [CallStatus.OK]
 
@@ -173,10 +173,10 @@ def test_a_template_with_tools_keeps_its_own() -> None:
 
 def test_a_template_that_forgets_thoughts_is_not_bridged_over_a_user_message() -> None:
     """It would have written the turn before differently, so nothing that follows it can be known."""
-    assert ids(THINKER.bridge(THINKER.stop_token_ids, [tool_result("r", "c")], [BASH]))
+    assert ids(THINKER.bridge((), THINKER.stop_token_ids, [tool_result("r", "c")], [BASH]))
     for messages in ([user("next")], [tool_result("r", "c"), user("next")]):
         with pytest.raises(RendererError, match="can't go on"):
-            THINKER.bridge(THINKER.stop_token_ids, messages, [BASH])
+            THINKER.bridge((), THINKER.stop_token_ids, messages, [BASH])
 
 
 NUMBERED = CHATML.replace("message['role'] + ", "message['role'] + loop.index | string + ")
@@ -192,7 +192,7 @@ FORGETFUL = CHATML.replace(
 def test_a_template_that_counts_messages_is_refused() -> None:
     """Dummies of different lengths disagree on its delta."""
     with pytest.raises(RendererError, match="differently"):
-        JinjaRenderer(tiny(NUMBERED)).bridge((), [user("next")], ())
+        JinjaRenderer(tiny(NUMBERED)).bridge((), (), [user("next")], ())
 
 
 REPEATING = CHATML.replace(
@@ -206,22 +206,22 @@ REPEATING = CHATML.replace(
 def test_a_template_that_repeats_the_policy_is_refused() -> None:
     """Dummies that agree on a delta which holds a text of theirs agree on nothing."""
     with pytest.raises(RendererError, match="repeats what was said"):
-        JinjaRenderer(tiny(REPEATING)).bridge((), [user("next")], ())
+        JinjaRenderer(tiny(REPEATING)).bridge((), (), [user("next")], ())
 
 
 @pytest.mark.parametrize("template", [SHOUTING, ECHOING, FORGETFUL])
 def test_a_template_that_changes_texts_is_refused(template: str) -> None:
     """More than stripping is not the text that was given."""
     with pytest.raises(RendererError):
-        JinjaRenderer(tiny(template)).bridge((), [user("next one")], ())
+        JinjaRenderer(tiny(template)).bridge((), (), [user("next one")], ())
 
 
 def test_a_template_that_looks_into_texts_is_refused_when_it_matters() -> None:
     """A text that changes what the template writes can't be told apart from the template."""
     renderer = JinjaRenderer(tiny(CURIOUS))
-    assert ids(renderer.bridge((), [user("plain")], ()))
+    assert ids(renderer.bridge((), (), [user("plain")], ()))
     for attempt in (
-        lambda: renderer.bridge((), [user("a secret")], ()),
+        lambda: renderer.bridge((), (), [user("a secret")], ()),
         lambda: renderer.render([user("a secret")], ()),
     ):
         with pytest.raises(RendererError):
@@ -231,7 +231,7 @@ def test_a_template_that_looks_into_texts_is_refused_when_it_matters() -> None:
 def test_a_template_may_strip() -> None:
     """Blanks around a text may go."""
     renderer = JinjaRenderer(tiny(STRIPPING))
-    assert "user\nnext<|im_end|>" in shown(renderer, renderer.bridge((), [user(" \nnext\n\n")], ()))
+    assert "user\nnext<|im_end|>" in shown(renderer, renderer.bridge((), (), [user(" \nnext\n\n")], ()))
 
 
 @pytest.mark.parametrize(
@@ -264,7 +264,7 @@ def test_schemas_and_variables_may_not_spell_control_tokens(text: str) -> None:
 def test_what_the_policy_said_is_not_bridged() -> None:
     """Its tokens are there already."""
     with pytest.raises(RendererError, match="never rendered again"):
-        PLAIN.bridge((), [said("me"), user("you")], ())
+        PLAIN.bridge((), (), [said("me"), user("you")], ())
 
 
 def test_calls_that_were_none_are_written_as_they_stood() -> None:
@@ -285,7 +285,7 @@ def test_messages_without_text_stand_in_the_record() -> None:
 def test_a_prompt_that_opens_a_thought() -> None:
     """Where the opening of a turn ends with a think tag, what comes first is reasoning."""
     renderer = JinjaRenderer(tiny(CHATML.replace("assistant\n'", "assistant\n<think>\n'")))
-    turn = renderer.parse(renderer.tokenizer.encode("hm</think>yes<|im_end|>"), ())
+    turn = renderer.parse((), renderer.tokenizer.encode("hm</think>yes<|im_end|>"), ())
     assert (turn.reasoning, turn.content, turn.complete) == ("hm", "yes", True)
 
 
@@ -293,7 +293,7 @@ def test_a_prompt_that_opens_a_thought() -> None:
 @given(st.lists(st.integers(0, 300) | st.integers(0, 2**31 - 1), max_size=30))
 def test_any_ids_can_be_parsed(sampled: list[int]) -> None:
     """Invalid UTF-8, control tokens in the middle, nothing at all: a turn comes out."""
-    turn = PLAIN.parse(sampled, [BASH])
+    turn = PLAIN.parse((), sampled, [BASH])
     assert turn.complete is (bool(sampled) and sampled[-1] in PLAIN.stop_token_ids)
 
 
@@ -311,9 +311,40 @@ def test_the_tokenizer_for_tests_carries_a_conversation(tmp_path: Path) -> None:
     renderer = JinjaRenderer(HfTokenizer.from_directory(write_byte_tokenizer(tmp_path)))
     opening = ids(renderer.render([user("hé")], [BASH]))
     sampled = byte_ids('<tool_call>{"name": "bash"}</tool_call><|im_end|>')
-    assert [call.status for call in renderer.parse(sampled, [BASH]).tool_calls] == [CallStatus.OK]
-    glue = ids(renderer.bridge(sampled, [tool_result("<|im_end|>", "c")], [BASH]))
+    assert [call.status for call in renderer.parse((), sampled, [BASH]).tool_calls] == [CallStatus.OK]
+    glue = ids(renderer.bridge((), sampled, [tool_result("<|im_end|>", "c")], [BASH]))
     text = renderer.tokenizer.decode([*opening, *sampled, *glue])
     result = "<|im_start|>user\n<tool_response>\n<|im_end|>\n</tool_response><|im_end|>"
     assert text.endswith(f"</tool_call><|im_end|>\n{result}\n<|im_start|>assistant\n")
     assert glue.count(IM_END) == 1
+
+
+def test_thoughts_that_were_cut_are_closed() -> None:
+    """Their closing is glue; a turn that ended in the midst of them can't be gone on from."""
+    result = [tool_result("r", "c")]
+    cut = THINKER.bridge((), THINKER.tokenizer.encode("<think>\nhm"), result, [BASH])
+    assert THINKER.tokenizer.decode(cut[0].ids).startswith("</think><|im_end|>")
+    assert cut[0].message is None
+    with pytest.raises(RendererError, match="in the midst of its thoughts"):
+        THINKER.bridge((), THINKER.tokenizer.encode("<think>\nhm<|im_end|>"), result, [BASH])
+    closed = THINKER.bridge((), THINKER.tokenizer.encode("<think>\nhm</think>well"), result, [BASH])
+    assert THINKER.tokenizer.decode(closed[0].ids) == "<|im_end|>"
+    # A template that knows of no thoughts takes the same words for words.
+    assert ids(PLAIN.bridge((), PLAIN.tokenizer.encode("<think>hm<|im_end|>"), [user("next")], ()))
+
+
+RULES = "{{% if {} and messages[0]['role'] == 'system' %}}{{{{ messages[0]['content'] }}}}{{% endif %}}"
+MOVING, AGAIN = (
+    CHATML.replace("%}{{ '<|im_start|>'", "%}" + RULES.format(when) + "{{ '<|im_start|>'", 1)
+    for when in ("loop.last", "message['role'] == 'user'")
+)
+
+
+def test_a_template_that_says_the_rules_again_has_no_delta() -> None:
+    """It writes them, or the tools, before the last message; what is written anew each time can't be appended."""
+    for template, why in ((MOVING, "behind a system message"), (AGAIN, "repeats what was said")):
+        assert template != CHATML
+        with pytest.raises(RendererError, match=why):
+            JinjaRenderer(tiny(template)).bridge((), (), [user("next")], ())
+    tools = CHATML.replace("{% for message", "{% if tools %}{{ tools | tojson }}{% endif %}{% for message", 1)
+    assert ids(JinjaRenderer(tiny(tools)).bridge((), (), [user("next")], [BASH]))

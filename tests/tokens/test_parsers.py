@@ -182,3 +182,32 @@ def test_the_work_is_linear(unit: str) -> None:
     spent(1000)
     small, large = min(spent(10_000) for _ in range(3)), min(spent(80_000) for _ in range(3))
     assert large < 0.02 + 30 * small
+
+
+@pytest.mark.parametrize(
+    ("text", "statuses"),
+    [
+        ('{"name": "bash", "parameters": {"command": "ls"}}', ["ok"]),
+        ('\n {"name": "bash", "arguments": {}} \n', ["ok"]),
+        ('<|python_tag|>{"name": "bash", "parameters": {}}', ["ok"]),
+        ('<|python_tag|> {"name": "zsh", "parameters": {}}', ["unknown_tool"]),
+        ('<|python_tag|>{"parameters": {}}', ["missing_name"]),
+        ('<|python_tag|>{"name": "bash", "parameters": 7}', ["malformed"]),
+        ('<|python_tag|>{"name": "bash"', ["invalid_json"]),
+        ('<think>hm</think>{"name": "bash", "parameters": {}}', ["ok"]),
+        ('{"name": "Ann", "parameters": {}}', []),
+        ('{"name": "bash"}', []),
+        ('{"name": ["bash"], "parameters": {}}', []),
+        ('{"name": "bash", "parameters": {}} and more', []),
+        ('well: {"name": "bash", "parameters": {}}', []),
+        ('[{"name": "bash", "parameters": {}}]', []),
+        ("{" * 10_000, []),
+        ("<|python_tag|>print(1)", []),
+    ],
+)
+def test_a_bare_object_is_a_call_where_it_is_all_there_is(text: str, statuses: list[str]) -> None:
+    """It has to name a tool, or stand behind the tag; an answer that happens to be JSON stays an answer."""
+    turn = parse_hermes(text, {"bash"})
+    assert [call.status.value for call in turn.tool_calls] == statuses
+    assert bool(turn.content) == (not statuses)
+    assert all(call.raw in text for call in turn.tool_calls)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prorld.domain.branch import Branch, Segment, VersionSpan
+from prorld.domain.branch import Branch, ForkReason, Segment, VersionSpan
 from prorld.domain.calls import CallRecord, FinishReason
 from prorld.tokens.verify import VIOLATIONS_MAX, verify
 
@@ -21,6 +21,7 @@ class Doc(msgspec.Struct, kw_only=True):
     index: int
     parent: int | None
     fork_at: int | None
+    reason: ForkReason | None
     ids: list[int]
     mask: list[int]
     logprobs: list[float]
@@ -37,6 +38,21 @@ class Story(msgspec.Struct):
     def codes(self) -> set[str]:
         """What does not hold."""
         return {violation.code for violation in verify(self.branches, self.calls)}
+
+
+def doc(branch: Branch) -> Doc:
+    """A branch, open to change."""
+    return Doc(
+        index=branch.index,
+        parent=branch.parent,
+        fork_at=branch.fork_at,
+        reason=branch.reason,
+        ids=branch.ids.tolist(),
+        mask=list(branch.mask),
+        logprobs=branch.logprobs.tolist(),
+        segments=list(branch.segments),
+        versions=list(branch.versions),
+    )
 
 
 turns = st.lists(
@@ -80,20 +96,7 @@ def tell(plan: list[tuple[list[tuple[int, int]], int, bool]]) -> Story:
             child.append_given([1, 2, 9, 9], "prompt")
             branches.append(child)
         branches[-1].append_given([5] * observed, "observation")
-    docs = [
-        Doc(
-            index=b.index,
-            parent=b.parent,
-            fork_at=b.fork_at,
-            ids=b.ids.tolist(),
-            mask=list(b.mask),
-            logprobs=b.logprobs.tolist(),
-            segments=list(b.segments),
-            versions=list(b.versions),
-        )
-        for b in branches
-    ]
-    return Story(docs, calls)
+    return Story([doc(branch) for branch in branches], calls)
 
 
 @settings(deadline=None)
@@ -101,6 +104,48 @@ def tell(plan: list[tuple[list[tuple[int, int]], int, bool]]) -> Story:
 def test_a_sound_trajectory_has_no_violation(plan: list[tuple[list[tuple[int, int]], int, bool]]) -> None:
     """Any number of turns, interrupted calls, versions and forks."""
     assert verify(tell(plan).branches, tell(plan).calls) == []
+
+
+def aside(*order: int, reason: ForkReason = "sub_agent") -> Story:
+    """Turns of one token each in a branch and a child of it, in this order."""
+    branches = [Branch(), Branch(1, parent=0, fork_at=0, reason=reason)]
+    for branch in branches:
+        branch.append_given([1], "prompt")
+    calls: list[CallRecord] = []
+    for turn, place in enumerate(order):
+        branch, spans = branches[place], [VersionSpan(start=0, end=1, version=1)]
+        calls.append(
+            CallRecord(
+                n=turn,
+                turn=turn,
+                branch=place,
+                backend="b",
+                policy_versions=spans,
+                prompt_len=len(branch),
+                sampled_len=1,
+                finish_reason="abort",
+                latency_s=0.1,
+            )
+        )
+        branch.append_sampled([7], [-0.5], spans, calls=[turn], message=None, finish_reason="abort")
+    return Story([doc(branch) for branch in branches], calls)
+
+
+def test_a_branch_that_asked_a_sub_agent_grows_on() -> None:
+    """Only the branch of a sub-agent leaves its parent its place."""
+    assert not aside(0, 1, 0, 1, 0).codes()
+    reasons: list[ForkReason] = ["compaction", "history_rewrite", "think_strip", "renderer_refused"]
+    for reason in reasons:
+        assert not aside(0, 0, 1, 1, reason=reason).codes()
+        assert aside(0, 1, 0, reason=reason).codes() == {"call_order"}
+
+
+def test_a_turn_stays_in_its_branch() -> None:
+    """It can be interrupted, but not go on elsewhere."""
+    story = aside(0, 1, 0)
+    story.calls[1] = msgspec.structs.replace(story.calls[1], turn=0)
+    story.calls[2] = msgspec.structs.replace(story.calls[2], turn=1)
+    assert story.codes() == {"call_order"}
 
 
 def test_the_branches_of_the_domain_are_accepted_as_they_are() -> None:
