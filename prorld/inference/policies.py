@@ -15,7 +15,7 @@ import trio
 
 from prorld.errors import RendererError, boundary
 from prorld.kit.lanes import Lane
-from prorld.tokens.choice import make_renderer
+from prorld.tokens.choice import CHOICES, make_renderer
 from prorld.tokens.contract import Renderer
 from prorld.tokens.gguf import load_gguf_tokenizer
 from prorld.tokens.tokenizer import HfTokenizer
@@ -66,12 +66,17 @@ class Policies:
         self._drop_renderers(policy)
 
     async def check(self, source: PolicySource) -> None:
-        """``RendererError`` where its tokenizer can't be loaded."""
+        """``RendererError`` where its tokenizer can't be loaded, or its renderer can't be made."""
+        choice = source.renderer or "auto"
+        if choice not in CHOICES:
+            raise RendererError(f"there is no renderer {choice!r}; there are {', '.join(CHOICES)}")
         if source.tokenizer is None:
             await trio.lowlevel.checkpoint()
             return
         async with self._loading:
-            await self._tokenizer(source.tokenizer)
+            tokenizer = await self._tokenizer(source.tokenizer)
+            with boundary(RendererError, f"making the renderer {choice}"):
+                await self._lane.run(make_renderer, tokenizer, source.chat_template_kwargs, choice)
 
     def _drop_renderers(self, policy: str) -> None:
         for key in [key for key in self._renderers if key[0] == policy]:

@@ -8,12 +8,10 @@ What may be done is decided by ``prorld.domain.policy``, what is done to engines
 from __future__ import annotations
 
 import secrets
-from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
-import msgspec
 import structlog
 import trio
 from structlog.typing import FilteringBoundLogger
@@ -51,12 +49,12 @@ from prorld.inference.policies import Policies, PolicySource
 from prorld.inference.policy_change import Changes
 from prorld.inference.policy_engines import LOAD_SECONDS, Engines
 from prorld.inference.policy_gate import PolicyGate
+from prorld.inference.policy_views import merged, policy_info, settings_of, source_of, update_view
 from prorld.inference.pool import BackendPool
 from prorld.metrics import Metrics
 from prorld.wire.policies import (
     PausedPolicy,
     PausePolicy,
-    PauseView,
     PolicyInfo,
     PolicyList,
     PolicyUpdate,
@@ -124,7 +122,7 @@ class _Policy:
     @property
     def settings(self) -> PolicySettings:
         """What was set while the daemon ran, else what the configuration says."""
-        return self.state.settings or _settings(self.source)
+        return self.state.settings or settings_of(self.source)
 
 
 class PolicyControl:
@@ -155,7 +153,7 @@ class PolicyControl:
         self._dormant = {state.name: interrupted(state, wall()) for state in states}
         for state in self._dormant.values():
             if state.settings is not None:
-                policies.put(state.name, _source(state.settings))
+                policies.put(state.name, source_of(state.settings))
         for name in policies.names():
             self._open(name)
         pool.keeper = self
@@ -257,35 +255,18 @@ class PolicyControl:
         return self._info(self._of(name), tenant)
 
     def _info(self, policy: _Policy, tenant: str | None) -> PolicyInfo:
-        state, settings = policy.state, policy.settings
-        entries = self._pool.entries(state.name)
-        served = next((entry.found.model for entry in entries), None)
-        pause, running = state.pause, state.running
-        return PolicyInfo(
-            name=state.name,
-            version=state.version.version,
-            epoch=state.version.epoch,
-            model=settings.model or served,
-            tokenizer=settings.tokenizer,
-            renderer=settings.renderer,
-            chat_template_kwargs=settings.chat_template_kwargs,
-            max_staleness=settings.max_staleness,
-            adapter=None if state.adapter is None else state.adapter.name,
-            pause=None if pause is None else _pause_view(pause, tenant),
-            update=None if running is None else _update_view(state.name, running),
-            paused_s=round(policy.gate.closed_s, 3),
-            backends=dict(Counter(entry.row.state.value for entry in entries)),
-        )
+        entries = self._pool.entries(policy.state.name)
+        return policy_info(policy.state, policy.settings, entries, tenant, closed_s=policy.gate.closed_s)
 
     def updates(self, name: str) -> PolicyUpdateList:
         """The updates that are remembered, newest first."""
-        return PolicyUpdateList(items=[_update_view(name, update) for update in reversed(self._of(name).state.updates)])
+        return PolicyUpdateList(items=[update_view(name, update) for update in reversed(self._of(name).state.updates)])
 
     def get_update(self, name: str, update_id: str) -> PolicyUpdate:
         """One of them; ``NotFound``."""
         for update in self._of(name).state.updates:
             if update.update_id == update_id:
-                return _update_view(name, update)
+                return update_view(name, update)
         raise NotFound(f"policy {name!r} has no update {update_id!r}", code="unknown_update")
 
     async def wait_update(self, name: str, update_id: str) -> PolicyUpdate:
@@ -309,11 +290,11 @@ class PolicyControl:
             raise TooMany(f"there are {POLICIES_MAX} policies already")
         if known is None and request.pause_id is not None:
             raise Conflict(f"policy {name!r} is not paused", code="not_paused")
-        settings = _merged(PolicySettings() if known is None else known.settings, request)
+        settings = merged(PolicySettings() if known is None else known.settings, request)
         try:
-            await self._policies.check(_source(settings))
+            await self._policies.check(source_of(settings))
         except RendererError as exc:
-            raise Impossible(chain(exc), code="no_tokenizer", details={"path": "tokenizer"}) from exc
+            raise Impossible(chain(exc), code=exc.stable_code) from exc
         work = self._start(partial(self._put, name, settings, request.pause_id))
         is_new = await work.outcome()
         return self.get(name, tenant), is_new
@@ -325,7 +306,7 @@ class PolicyControl:
             after = changed(self._all[name].state, settings, pause_id)
         else:
             after = PolicyState(name=name, settings=settings)
-            self._policies.put(name, _source(settings))
+            self._policies.put(name, source_of(settings))
             self._open(name)
         policy = self._all[name]
         before = policy.state
@@ -339,7 +320,7 @@ class PolicyControl:
             raise
         finally:
             policy.busy_with = None
-        self._policies.put(name, _source(settings))
+        self._policies.put(name, source_of(settings))
         policy.gate.max_staleness = settings.max_staleness
         log.info("policy.changed", policy=name, is_new=is_new, differs=before.settings != settings)
         return is_new
@@ -389,7 +370,7 @@ class PolicyControl:
         behind = frozenset(entry.backend_id for entry in entries.values() if entry.quarantine is not None)
         decided = begin_update(policy.state, asked, request.pause_id, behind=behind)
         if isinstance(decided, Update):
-            return _update_view(name, decided)
+            return update_view(name, decided)
         policy.must_be_idle()
         strange = [named for named in only or () if named not in entries]
         if strange:
@@ -466,40 +447,3 @@ class PolicyControl:
 
 def _remember(policy: _Policy, after: PolicyState) -> None:
     policy.state = after
-
-
-def _settings(source: PolicySource) -> PolicySettings:
-    return PolicySettings(
-        tokenizer=source.tokenizer, chat_template_kwargs=source.chat_template_kwargs, max_staleness=source.max_staleness
-    )
-
-
-def _source(settings: PolicySettings) -> PolicySource:
-    return PolicySource(
-        tokenizer=settings.tokenizer,
-        chat_template_kwargs=settings.chat_template_kwargs,
-        max_staleness=settings.max_staleness,
-    )
-
-
-def _merged(known: PolicySettings, request: PutPolicy) -> PolicySettings:
-    given: Mapping[str, Any] = {
-        name: value
-        for name in PolicySettings.__struct_fields__
-        if (value := getattr(request, name)) is not msgspec.UNSET
-    }
-    return msgspec.structs.replace(known, **given)
-
-
-def _pause_view(pause: Pause, tenant: str | None) -> PauseView:
-    pause_id = pause.pause_id if tenant in (None, pause.holder) else None
-    return PauseView(pause_id=pause_id, holder=pause.holder, mode=pause.mode, since=pause.since)
-
-
-def _update_view(policy: str, update: Update) -> PolicyUpdate:
-    return PolicyUpdate(
-        update_id=update.update_id, policy=policy, state=update.state, version=update.version, epoch=update.epoch,
-        how=update.how, path=update.path, mode=update.mode, only=None if update.only is None else [*update.only],
-        rollback=update.rollback, code=update.code, message=update.message, backends=[*update.backends],
-        created_at=update.created_at, ended_at=update.ended_at,
-    )  # fmt: skip

@@ -60,7 +60,7 @@ class Supervisor:
         limits: SupervisorLimits,
         on_end: Callable[[JobEntry], None] | None = None,
     ) -> None:
-        """``policies`` may grow meanwhile. ``on_end`` is told of every job that has ended; it may not block or raise."""
+        """``policies`` may grow meanwhile. ``on_end`` is told of every job that ends; it may not block or raise."""
         self._world = world
         self._handlers = handlers
         self._policies = policies

@@ -118,6 +118,7 @@ async def test_what_can_t_be_done_says_so(world: LiveWorld) -> None:
         ("POST", f"{DEFAULT}/pause", {"mode": "keep", "release": ["weights"]}, 422, "release_unsupported"),
         ("POST", f"{DEFAULT}/updates", {**RELOAD, "backends": ["b-9"]}, 422, "unknown_backend"),
         ("PUT", "/v1/policies/mine", {"tokenizer": "/nothing/here"}, 422, "no_tokenizer"),
+        ("PUT", "/v1/policies/mine", {"renderer": "crayon"}, 422, "renderer_refused"),
         ("PUT", "/v1/policies/%2e%2e", {}, 400, "invalid_field"),
         ("POST", "/v1/policies/mine/pause", {"mode": "keep"}, 404, "unknown_policy"),
         ("POST", "/v1/policies/mine/updates", RELOAD, 404, "unknown_policy"),
