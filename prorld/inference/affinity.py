@@ -26,7 +26,7 @@ def shared_home(
 ) -> str | None:
     """The first of the group's engines that is up and not busier than the least loaded one by more than ``slack``."""
     shunned = frozenset(avoid)
-    up = {row.backend_id: row.leases / row.weight for row in rows if row.state is BackendState.UP}
+    up = {row.backend_id: row.load for row in rows if row.state is BackendState.UP}
     if not up:
         return None
     bound = min(up.values()) + slack
