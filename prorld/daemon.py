@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import faulthandler
 import gc
+import math
 import os
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -16,12 +17,14 @@ from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import structlog
 import trio
 from structlog.typing import FilteringBoundLogger
 
 from prorld import __version__
 from prorld.config import Config, Loaded
+from prorld.domain.admission import AdmissionRules
 from prorld.errors import BadRequest, ConfigError
 from prorld.handlers.registry import discover
 from prorld.http.app import create_app
@@ -32,6 +35,7 @@ from prorld.http.serve import HttpServer, run_http
 from prorld.inference.models import PooledModels
 from prorld.inference.policies import Policies, PolicySource
 from prorld.inference.pool import BackendPool
+from prorld.inference.pool_entry import EngineRules
 from prorld.inference.registry import backend_factories
 from prorld.inference.roster import EmbeddedWish, join, keep_embedded
 from prorld.kit import loop_lag
@@ -142,7 +146,7 @@ async def _serve(
     lane = Lane("tokenizers", TOKENIZER_THREADS)
     policies = Policies(_policy_sources(config), lane)
     with trio.fail_after(config.timeouts.boot_s):
-        pool = BackendPool(backend_factories(), metrics)
+        pool = BackendPool(backend_factories(), metrics, rules=_engine_rules(config))
         await core.start(pool.run, name="pool")
         user = sandbox_user(config.sandbox.user)
         if user is not None:
@@ -230,6 +234,14 @@ def _start_engines(config: Config, core: trio.Nursery, pool: BackendPool) -> Non
 
 
 # --- parts from configuration -----------------------------------------------------------------------------------------
+
+
+def _engine_rules(config: Config) -> EngineRules:
+    return EngineRules(
+        admission=msgspec.convert(config.admission, AdmissionRules, from_attributes=True),
+        stall_s=config.timeouts.engine_stall_s,
+        call_s=math.inf if config.timeouts.engine_call_s is None else config.timeouts.engine_call_s,
+    )
 
 
 def _policy_sources(config: Config) -> dict[str, PolicySource]:

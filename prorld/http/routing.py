@@ -26,7 +26,7 @@ BodyT = TypeVar("BodyT", bound=msgspec.Struct)
 # Who calls a route that asks for no token.
 NOBODY: Final = Caller(tenant="", role=Role.READ)
 
-Method = Literal["GET", "POST", "PATCH", "DELETE"]
+Method = Literal["GET", "POST", "PUT", "PATCH", "DELETE"]
 
 
 class NoBody(msgspec.Struct, frozen=True):

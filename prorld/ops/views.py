@@ -79,4 +79,5 @@ class Views:
         for stage in STAGES:
             gate = getattr(stages, stage)
             self.metrics.stage_seen(stage, workers=gate.workers, active=gate.active, waiting=gate.waiting)
+        self.metrics.engines_seen(self.pool.samples())
         return self.metrics.page()

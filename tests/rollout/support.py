@@ -17,6 +17,7 @@ from prorld.domain.outcome import DEFAULT_VERDICTS
 from prorld.handlers.registry import Registry
 from prorld.inference.contract import Turn
 from prorld.inference.pool import BackendPool
+from prorld.inference.pool_entry import EngineRules
 from prorld.inference.session import ModelSession
 from prorld.kit.lanes import Lane
 from prorld.metrics import Metrics
@@ -74,12 +75,13 @@ class Room:
         workers: tuple[int, int, int] = (4, 4, 4),
         ahead: int = 8,
         limits: SupervisorLimits | None = None,
+        rules: EngineRules | None = None,
     ) -> None:
         self.backends = list(backends) if backends is not None else [FakeBackend(Script())]
         self.runtime = runtime or FakeRuntime()
         waiting = {backend.url: backend for backend in self.backends}
         self.metrics = Metrics()
-        self.pool = BackendPool({"vllm": lambda request: waiting[request.url]}, self.metrics)
+        self.pool = BackendPool({"vllm": lambda request: waiting[request.url]}, self.metrics, rules=rules)
         self.gates = Gates(init=workers[0], run=workers[1], eval=workers[2], ahead=ahead)
         self.registry = Registry()
         self.registry.add(FakeHandler())
