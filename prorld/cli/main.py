@@ -10,6 +10,7 @@ from typing import Protocol
 
 from prorld import __version__
 from prorld.cli import (
+    backends,
     bench,
     cancel,
     check_config,
@@ -61,6 +62,7 @@ COMMANDS: dict[str, Command] = {
     "cancel": cancel,
     "status": status,
     "drain": drain,
+    "backends": backends,
     "handlers": handlers,
     "run": run_tasks,
     "try": try_rollout,
