@@ -135,11 +135,12 @@ class PoolEntry:
     # --- how much it is given ---
 
     @property
-    def at_its_limit(self) -> bool:
-        """Whether the limit holds anybody up, or pressure is on: then its load is read more often."""
-        return bool(self.places.waiting or self.counts.refused or self.pressure) or (
-            self.counts.peak >= self.places.limit and self.rules.admission.enabled
-        )
+    def needs_a_look(self) -> bool:
+        """Whether its load is to be read soon: pressure is on, or a limit that could grow holds somebody up."""
+        if self.counts.refused or self.pressure:
+            return True
+        could_grow = self.admission.limit < (self.request.max_inflight or CALLS_MAX)
+        return could_grow and (bool(self.places.waiting) or self.counts.peak >= self.admission.limit)
 
     def take_load(self, load: EngineLoad, *, is_paused: bool) -> None:
         """The engine's own view has come; the limit follows it, but for an engine that is meant to stand still."""

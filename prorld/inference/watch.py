@@ -113,7 +113,7 @@ class Watch:
             entry.row.strikes = 0
             if entry.row.state is BackendState.SUSPECT:
                 self._engines.set_state(entry, entry.reachable_state)
-        if turn % LOAD_ROUNDS == 0 or entry.at_its_limit:
+        if turn % LOAD_ROUNDS == 0 or entry.needs_a_look:
             await self._read_load(entry)
         if entry.is_stalled and not self._engines.is_paused(entry.policy) and not entry.removed:
             reason = f"worked on nothing for {entry.rules.stall_s:g} s with {entry.counts.inflight} calls in it"
