@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import faulthandler
 import gc
+import math
 import os
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -16,12 +17,14 @@ from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import structlog
 import trio
 from structlog.typing import FilteringBoundLogger
 
 from prorld import __version__
 from prorld.config import Config, Loaded
+from prorld.domain.admission import AdmissionRules
 from prorld.domain.scoring import Tolerance
 from prorld.errors import BadRequest, ConfigError
 from prorld.handlers.registry import discover
@@ -34,6 +37,7 @@ from prorld.inference.models import PooledModels
 from prorld.inference.policies import Policies, PolicySource
 from prorld.inference.policy_control import PolicyControl
 from prorld.inference.pool import BackendPool
+from prorld.inference.pool_entry import EngineRules
 from prorld.inference.registry import backend_factories, read_engine_keys
 from prorld.inference.rescoring import Scorer
 from prorld.inference.roster import EmbeddedWish, join, keep_embedded
@@ -148,7 +152,7 @@ async def _serve(
     lane = Lane("tokenizers", TOKENIZER_THREADS)
     policies = Policies(_policy_sources(config), lane)
     with trio.fail_after(config.timeouts.boot_s):
-        pool = BackendPool(backend_factories(keys=keys), metrics)
+        pool = BackendPool(backend_factories(keys=keys), metrics, rules=_engine_rules(config))
         await core.start(pool.run, name="pool")
         control = _policy_control(loaded, pool, policies, metrics, clock)
         await core.start(control.run, name="policies")
@@ -246,6 +250,14 @@ def _policy_control(
     kept = PolicyFile(loaded.state_dir)
     load_s = loaded.config.timeouts.load_s
     return PolicyControl(pool, policies, kept, metrics, clock.wall, states=kept.load(), load_s=load_s)
+
+
+def _engine_rules(config: Config) -> EngineRules:
+    return EngineRules(
+        admission=msgspec.convert(config.admission, AdmissionRules, from_attributes=True),
+        stall_s=config.timeouts.engine_stall_s,
+        call_s=math.inf if config.timeouts.engine_call_s is None else config.timeouts.engine_call_s,
+    )
 
 
 def _policy_sources(config: Config) -> dict[str, PolicySource]:

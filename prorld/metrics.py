@@ -6,13 +6,15 @@ No label takes a value that a client chooses freely, so the number of series is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Literal
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Literal, NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.registry import Collector
 
-__all__ = ["CONTENT_TYPE", "NAMES", "Metrics"]
+__all__ = ["CONTENT_TYPE", "NAMES", "EngineSample", "EngineSeries", "Metrics"]
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
@@ -31,10 +33,21 @@ NAMES: Mapping[str, str] = {
     "prorld_engine_call_seconds": "Time of one engine call, by kind of engine and result.",
     "prorld_tokens_sampled_total": "Tokens that engines sampled, by policy.",
     "prorld_tokens_prompted_total": "Tokens sent to engines as prompts, by policy.",
+    "prorld_tokens_cached_total": "Of those, tokens that the engine had computed already, where it says so.",
     "prorld_policy_version": "The version of a policy.",
     "prorld_policy_updates_total": "Updates of policies, by how the weights came and how it ended.",
     "prorld_policy_paused_seconds_total": "Time in which no generation of a policy could begin.",
     "prorld_policy_calls_cut_total": "Engine calls that were cut off because their engine did not stop by itself.",
+    "prorld_backend_calls_total": "Calls begun, by engine.",
+    "prorld_backend_errors_total": "Calls that failed, by engine and code.",
+    "prorld_backend_tokens_total": "Tokens that an engine was sent, had cached, and sampled, by origin.",
+    "prorld_backend_migrations_total": "Jobs that came to an engine from another one, or left it for one.",
+    "prorld_backend_busy_seconds_total": "Time with at least one call in the engine.",
+    "prorld_backend_leases": "Jobs that hold a lease on the engine.",
+    "prorld_backend_inflight": "Calls in the engine.",
+    "prorld_backend_queued": "Calls that wait for a place in the engine.",
+    "prorld_backend_call_limit": "Calls that the engine is given at once; it follows the engine's load.",
+    "prorld_backend_strikes": "Faults that are held against the engine.",
     "prorld_sandboxes_started_total": "Sandboxes that came up, by runtime.",
     "prorld_sandboxes_failed_total": "Sandboxes that did not, by runtime.",
     "prorld_sandbox_start_seconds": "Time to make a sandbox, by runtime.",
@@ -50,6 +63,61 @@ _CALL_SECONDS = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 60
 _START_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _GAPS = (1e-6, 1e-5, 1e-4, 0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1)
 _LAG_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5)
+
+
+class EngineSample(NamedTuple):
+    """What is counted of one engine that is there."""
+
+    backend: str
+    policy: str
+    calls: int = 0
+    errors: Mapping[str, int] = {}
+    prompted: int = 0
+    sampled: int = 0
+    cached: int = 0
+    migrated_in: int = 0
+    migrated_away: int = 0
+    busy_s: float = 0.0
+    inflight: int = 0
+    queued: int = 0
+    leases: int = 0
+    call_limit: int = 0
+    strikes: int = 0
+
+
+class EngineSeries(Collector):
+    """The series of the engines that are there now. One that is removed takes its series along, so they are bounded."""
+
+    def __init__(self) -> None:
+        self.samples: tuple[EngineSample, ...] = ()
+
+    def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
+        """All engines, family by family."""
+        for name, labels, rows in self._counters():
+            counter = CounterMetricFamily(name, NAMES[name], labels=("backend", "policy", *labels))
+            for sample, values, value in rows:
+                counter.add_metric((sample.backend, sample.policy, *values), value)
+            yield counter
+        for field in ("leases", "inflight", "queued", "call_limit", "strikes"):
+            name = f"prorld_backend_{field}"
+            gauge = GaugeMetricFamily(name, NAMES[name], labels=("backend", "policy"))
+            for sample in self.samples:
+                gauge.add_metric((sample.backend, sample.policy), getattr(sample, field))
+            yield gauge
+
+    def _counters(self) -> Iterator[tuple[str, tuple[str, ...], list[tuple[EngineSample, tuple[str, ...], float]]]]:
+        seen = self.samples
+        yield "prorld_backend_calls_total", (), [(s, (), s.calls) for s in seen]
+        yield "prorld_backend_errors_total", ("code",), [(s, (c,), n) for s in seen for c, n in s.errors.items()]
+        yield (
+            "prorld_backend_tokens_total", ("origin",),
+            [(s, (o,), getattr(s, o)) for s in seen for o in ("prompted", "cached", "sampled")],
+        )  # fmt: skip
+        yield (
+            "prorld_backend_migrations_total", ("direction",),
+            [(s, (d,), getattr(s, f"migrated_{d}")) for s in seen for d in ("in", "away")],
+        )  # fmt: skip
+        yield "prorld_backend_busy_seconds_total", (), [(s, (), s.busy_s) for s in seen]
 
 
 class Metrics:
@@ -75,6 +143,9 @@ class Metrics:
         self._policy_paused = self._counter("prorld_policy_paused_seconds_total", "policy")
         self._policy_cut = self._counter("prorld_policy_calls_cut_total", "policy")
         self._policy_seen: dict[str, tuple[float, int]] = {}
+        self._tokens_cached = self._counter("prorld_tokens_cached_total", "policy")
+        self._engines = EngineSeries()
+        self._registry.register(self._engines)
         self._sandboxes_started = self._counter("prorld_sandboxes_started_total", "runtime")
         self._sandboxes_failed = self._counter("prorld_sandboxes_failed_total", "runtime")
         self._sandbox_start = self._histogram("prorld_sandbox_start_seconds", _START_SECONDS, "runtime")
@@ -114,10 +185,15 @@ class Metrics:
         """An engine call ended; ``result`` is ``ok``, ``cancelled`` or an error's stable code."""
         self._engine_call.labels(kind, result).observe(seconds)
 
-    def tokens_counted(self, policy: str, *, prompted: int, sampled: int) -> None:
-        """An engine call moved so many tokens."""
+    def tokens_counted(self, policy: str, *, prompted: int, sampled: int, cached: int = 0) -> None:
+        """An engine call moved so many tokens; ``cached`` are those of the prompt that it had computed already."""
         self._tokens_prompted.labels(policy).inc(prompted)
         self._tokens_sampled.labels(policy).inc(sampled)
+        self._tokens_cached.labels(policy).inc(cached)
+
+    def engines_seen(self, samples: Iterable[EngineSample]) -> None:
+        """The engines there are, and what is counted of them; asked for before each page."""
+        self._engines.samples = tuple(samples)
 
     def policy_version(self, policy: str, version: int) -> None:
         """What a policy has now."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from prorld.metrics import NAMES, Metrics
+from prorld.metrics import NAMES, EngineSample, Metrics
 
 
 def test_two_daemons_count_apart():
@@ -59,6 +59,21 @@ def test_engines_sandboxes_and_the_loop():
     assert metrics.value("prorld_sandboxes_started_total", runtime="bubblewrap") == 1
     assert metrics.value("prorld_sandboxes_failed_total", runtime="bubblewrap") == 1
     assert metrics.value("prorld_loop_lag_seconds_bucket", le="0.005") == 1
+
+
+def test_engines_are_counted_as_long_as_they_are_there():
+    """One series per engine that is shown; the series of one that is gone are gone, so their number is bounded."""
+    metrics = Metrics()
+    row = EngineSample("b-1", "default", calls=3, errors={"engine_busy": 2}, cached=7, busy_s=1.5, call_limit=32)
+    metrics.engines_seen([row, EngineSample("b-2", "other", migrated_away=1)])
+    assert metrics.value("prorld_backend_calls_total", backend="b-1", policy="default") == 3
+    assert metrics.value("prorld_backend_errors_total", backend="b-1", policy="default", code="engine_busy") == 2
+    assert metrics.value("prorld_backend_tokens_total", backend="b-1", policy="default", origin="cached") == 7
+    assert metrics.value("prorld_backend_busy_seconds_total", backend="b-1", policy="default") == 1.5
+    assert metrics.value("prorld_backend_call_limit", backend="b-1", policy="default") == 32
+    assert metrics.value("prorld_backend_migrations_total", backend="b-2", policy="other", direction="away") == 1
+    metrics.engines_seen([])
+    assert metrics.value("prorld_backend_calls_total", backend="b-1", policy="default") is None
 
 
 def test_the_page_is_what_the_names_say():

@@ -63,6 +63,9 @@ init = {places}
 run = {places}
 eval = {places}
 
+[admission]
+start = {max(places, 64)}
+
 [limits]
 jobs_max = {2 * places + 1000}
 mailbox_size = {places + 1000}

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from prorld import __version__
 from prorld.cli import (
+    backends,
     bench,
     cancel,
     check_config,
@@ -64,6 +65,7 @@ COMMANDS: dict[str, Command] = {
     "cancel": cancel,
     "status": status,
     "drain": drain,
+    "backends": backends,
     "handlers": handlers,
     "policies": policies,
     "run": run_tasks,

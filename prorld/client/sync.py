@@ -24,11 +24,13 @@ from prorld.wire.ops import (
     AddBackend,
     BackendInfo,
     BackendList,
+    BackendSet,
     DrainAnswer,
     ErrorBody,
     HandlerList,
     Ready,
     SandboxList,
+    SetBackends,
     Stages,
     StagesPatch,
     Status,
@@ -201,13 +203,17 @@ class Client:
         """The kinds of task that are installed."""
         return self._call("GET", "/v1/handlers", HandlerList)
 
-    def backends(self) -> BackendList:
-        """The engines."""
-        return self._call("GET", "/v1/backends", BackendList)
+    def backends(self, policy: str | None = None) -> BackendList:
+        """The engines of one policy, or of all."""
+        return self._call("GET", f"/v1/backends{_query(policy=policy)}", BackendList)
 
     def add_backend(self, request: AddBackend) -> BackendInfo:
         """Let the daemon probe an engine and take it in."""
         return self._call("POST", "/v1/backends", BackendInfo, body=request)
+
+    def replace_backends(self, wanted: SetBackends) -> BackendSet:
+        """Make these the engines of a policy, all at once; ``generation`` is that of the list they were chosen by."""
+        return self._call("PUT", "/v1/backends", BackendSet, body=wanted)
 
     def remove_backend(self, backend_id: str) -> None:
         """Take an engine out; what runs on it goes on elsewhere."""

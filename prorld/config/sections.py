@@ -15,6 +15,7 @@ from msgspec import Meta
 from prorld.domain.outcome import OutcomeKind, Verdict
 
 __all__ = [
+    "Admission",
     "Audit",
     "BackendEntry",
     "Config",
@@ -40,6 +41,7 @@ Workers = Annotated[int, Meta(ge=0, le=100_000)]
 Seconds = Annotated[float, Meta(gt=0, le=86_400)]
 Bytes = Annotated[int, Meta(ge=1 << 10, le=1 << 50)]
 Count = Annotated[int, Meta(ge=1, le=10_000_000)]
+Share = Annotated[float, Meta(gt=0, le=1)]
 
 
 def is_loopback(host: str) -> bool:
@@ -117,6 +119,13 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         Seconds, Meta(description="For running jobs to end after the first signal; then they are cancelled.")
     ] = 30.0
     load_s: Annotated[Seconds, Meta(description="For an engine to load the weights of an update.")] = 1800.0
+    engine_stall_s: Annotated[
+        Seconds, Meta(description="An engine that has calls and works on no token of them for so long is given up.")
+    ] = 120.0
+    engine_call_s: Annotated[
+        Seconds | None,
+        Meta(description="For one engine call; it is made again elsewhere. Unset: as long as its stage."),
+    ] = None
 
 
 class Sandbox(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -160,7 +169,7 @@ class BackendEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = "vllm"
     policy: Annotated[str, Meta(min_length=1, description="Which policy it serves.")] = "default"
     model: Annotated[str | None, Meta(description="Name of the model there; unset: the one it serves.")] = None
-    max_inflight: Annotated[Count | None, Meta(description="Calls at once; unset: as many as jobs hold leases.")] = None
+    max_inflight: Annotated[Count | None, Meta(description="Most calls at once; unset: as many as it bears.")] = None
     weight: Annotated[float, Meta(gt=0, le=1000, description="Its share of leases beside other engines.")] = 1.0
 
 
@@ -173,6 +182,26 @@ class EngineKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     env: Annotated[
         str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", description="The environment variable that holds it.")
     ]
+
+
+class Admission(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How many calls an engine is given at once; what is over that waits in line, the highest priority first."""
+
+    enabled: Annotated[
+        bool, Meta(description="Let the limit of each engine follow its load; else `max_inflight` alone is the limit.")
+    ] = True
+    start: Annotated[
+        Count, Meta(description="Calls at once for an engine that has just come; doubles while it does well.")
+    ] = 32
+    floor: Annotated[Count, Meta(description="The limit never falls below this.")] = 4
+    step: Annotated[Count, Meta(description="What the limit grows by, once pressure has been met.")] = 4
+    shrink: Annotated[
+        float, Meta(gt=0, lt=1, description="The factor that makes the limit smaller under pressure.")
+    ] = 0.7
+    kv_high: Annotated[Share, Meta(description="A KV cache that is fuller than this is pressure.")] = 0.95
+    waiting_share: Annotated[
+        Share, Meta(description="More calls waiting in the engine than this share of those running is pressure.")
+    ] = 0.25
 
 
 class PolicyEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -295,6 +324,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     engine: Engine = Engine()
     backends: Annotated[list[BackendEntry], Meta(max_length=4096, description="Engines, each a table.")] = []
     engine_keys: Annotated[list[EngineKey], Meta(max_length=256, description="Keys of engines, each a table.")] = []
+    admission: Admission = Admission()
     policies: Annotated[
         dict[str, PolicyEntry], Meta(description="Policies by name; default exists without being named.")
     ] = {}

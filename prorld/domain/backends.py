@@ -24,7 +24,10 @@ class BackendState(StrEnum):
 
 
 class BackendRow(msgspec.Struct, kw_only=True):
-    """One engine as the pool sees it. ``leases`` counts live ones only, never what was assigned in the past."""
+    """One engine as the pool sees it. ``leases`` counts live ones only, never what was assigned in the past.
+
+    ``queued`` counts calls that wait for a place in the engine.
+    """
 
     backend_id: str
     weight: float = 1.0
@@ -32,8 +35,14 @@ class BackendRow(msgspec.Struct, kw_only=True):
     state: BackendState = BackendState.UP
     leases: int = 0
     inflight: int = 0
+    queued: int = 0
     strikes: int = 0
     assigned_total: int = 0
+
+    @property
+    def load(self) -> float:
+        """How busy it is for its weight. A call that finds no place counts as one more lease: the engine is full."""
+        return (self.leases + self.queued) / self.weight
 
 
 class BackendTable:
@@ -75,8 +84,21 @@ class BackendTable:
         row.state = state
         self._touch(row)
 
+    def set_weight(self, backend_id: str, weight: float) -> None:
+        """Another share of the leases from now on."""
+        row = self._rows[backend_id]
+        row.weight = weight
+        self._touch(row)
+
+    def set_queued(self, backend_id: str, queued: int) -> None:
+        """So many calls wait for a place in it now; fine when the engine is gone meanwhile."""
+        row = self._rows.get(backend_id)
+        if row is not None and row.queued != queued:
+            row.queued = queued
+            self._touch(row)
+
     def lease(self, avoid: Iterable[str] = ()) -> str | None:
-        """The engine with the fewest live leases for its weight, counted as taken; ``None`` where none can take one."""
+        """The least loaded engine, with one lease more; ``None`` where none can take one."""
         shunned = frozenset(avoid)
         kept: list[tuple[float, int, int, str, int]] = []
         chosen: BackendRow | None = None
@@ -112,7 +134,7 @@ class BackendTable:
         self._stamps[row.backend_id] = stamp
         if row.state in (BackendState.UP, BackendState.SUSPECT):
             # A suspect engine counts as far busier than any other, so it gets a lease only when there is nothing else.
-            load = row.leases / row.weight + (1e9 if row.state is BackendState.SUSPECT else 0.0)
+            load = row.load + (1e9 if row.state is BackendState.SUSPECT else 0.0)
             heapq.heappush(self._heap, (load, row.inflight, next(self._tie), row.backend_id, stamp))
         if len(self._heap) > 64 + 8 * len(self._rows):
             self._heap = [entry for entry in self._heap if self._stamps.get(entry[3]) == entry[4]]

@@ -36,6 +36,7 @@ __all__ = [
     "end_update",
     "interrupted",
     "is_stale",
+    "moved_to",
     "must_be_free",
     "next_version",
     "quarantine_words",
@@ -262,7 +263,7 @@ def resumed(state: PolicyState, version: PolicyVersion, backends: Sequence[Backe
     told = Resumed(pause_id=pause_id, version=version.version, backends=tuple(backends))
     if version == state.version:
         return msgspec.structs.replace(state, pause=None, resumed=told)
-    return msgspec.structs.replace(_at(state, version, None), pause=None, resumed=told)
+    return msgspec.structs.replace(moved_to(state, version, None), pause=None, resumed=told)
 
 
 def begin_update(
@@ -324,10 +325,11 @@ def end_update(state: PolicyState, ended: Update, *, moved: bool, resume: bool) 
     adapter = None
     if ended.how == "lora" and ended.path is not None:
         adapter = Adapter(name=ended.target.label, path=ended.path)
-    return _at(after, ended.target, adapter)
+    return moved_to(after, ended.target, adapter)
 
 
-def _at(state: PolicyState, version: PolicyVersion, adapter: Adapter | None) -> PolicyState:
+def moved_to(state: PolicyState, version: PolicyVersion, adapter: Adapter | None) -> PolicyState:
+    """The policy with this version in force; a new epoch is a way back, and where it leads is kept."""
     rollbacks = state.rollbacks
     if version.epoch > state.version.epoch:
         rollbacks = (*rollbacks, version.version)

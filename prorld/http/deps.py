@@ -10,7 +10,18 @@ from prorld.http.auth import Auth
 from prorld.http.holds import LONGEST_S
 from prorld.http.routes_policies import PolicyService
 from prorld.rollout.service import LooksService, RolloutService
-from prorld.wire.ops import AddBackend, BackendInfo, BackendList, HandlerList, Ready, SandboxList, Status, TaskTree
+from prorld.wire.ops import (
+    AddBackend,
+    BackendInfo,
+    BackendList,
+    BackendSet,
+    HandlerList,
+    Ready,
+    SandboxList,
+    SetBackends,
+    Status,
+    TaskTree,
+)
 
 __all__ = ["BackendService", "HttpDeps"]
 
@@ -26,6 +37,10 @@ class BackendService(Protocol):
 
     async def add(self, request: AddBackend) -> BackendInfo:
         """Probe an engine and take it in."""
+        ...
+
+    async def replace(self, wanted: SetBackends) -> BackendSet:
+        """Make these the engines of a policy, all at once."""
         ...
 
     async def drain(self, backend_id: str) -> BackendInfo:

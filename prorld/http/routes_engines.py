@@ -1,4 +1,4 @@
-"""The routes of engines: list, add, drain, remove."""
+"""The routes of engines: list, add, replace, drain, remove."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from prorld.http.deps import BackendService
 from prorld.http.encode import answer, empty
 from prorld.http.incoming import NoParameters, given
 from prorld.http.routing import Call, NoBody, Route
-from prorld.wire.ops import AddBackend, BackendInfo, BackendList
+from prorld.wire.ops import AddBackend, BackendInfo, BackendList, BackendSet, SetBackends
 
 __all__ = ["EngineRoutes"]
 
@@ -42,6 +42,11 @@ class EngineRoutes:
                 errors=(409, 422, 503), is_admins=True,
             ),
             Route(
+                method="PUT", path="/v1/backends", name="replace_backends",
+                summary="Replace the whole set of a policy's engines at once", handler=self._replace,
+                query=NoParameters, body=SetBackends, answers={200: BackendSet}, errors=(409, 503), is_admins=True,
+            ),
+            Route(
                 method="DELETE", path="/v1/backends/<backend_id>", name="remove_backend", summary="Forget an engine",
                 handler=self._remove, query=NoParameters, body=NoBody, answers={204: None},
                 errors=(404,), is_admins=True,
@@ -58,6 +63,9 @@ class EngineRoutes:
 
     async def _add(self, call: Call[NoParameters, AddBackend]) -> Response:
         return answer(await self._backends.add(call.body), 201)
+
+    async def _replace(self, call: Call[NoParameters, SetBackends]) -> Response:
+        return answer(await self._backends.replace(call.body))
 
     async def _remove(self, call: Call[NoParameters, NoBody]) -> Response:
         await self._backends.remove(call.path["backend_id"])

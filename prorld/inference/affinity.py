@@ -17,8 +17,11 @@ GROUP_SIZE_ASSUMED = 8
 
 
 def slack_of(group_size: int | None) -> float:
-    """How many more leases than the least loaded engine a group's engine may have and still get its members."""
-    return max(2.0, (group_size or GROUP_SIZE_ASSUMED) / 2)
+    """How many more leases than the least loaded engine a group's engine may have and still get its members.
+
+    A whole group fits onto an engine as idle as the others: half of one would have its prompt computed twice.
+    """
+    return max(2.0, float(group_size or GROUP_SIZE_ASSUMED))
 
 
 def shared_home(
@@ -26,7 +29,7 @@ def shared_home(
 ) -> str | None:
     """The first of the group's engines that is up and not busier than the least loaded one by more than ``slack``."""
     shunned = frozenset(avoid)
-    up = {row.backend_id: row.leases / row.weight for row in rows if row.state is BackendState.UP}
+    up = {row.backend_id: row.load for row in rows if row.state is BackendState.UP}
     if not up:
         return None
     bound = min(up.values()) + slack

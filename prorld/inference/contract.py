@@ -138,11 +138,16 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineLoad(msgspec.Struct, frozen=True, kw_only=True):
-    """An engine's own view of its load; ``None`` where it does not say."""
+    """An engine's own view of its load; ``None`` where it does not say.
+
+    ``tokens_total`` grows with every token it works on, ``preempted_total`` with every call whose work it threw away.
+    """
 
     running: int | None = None
     waiting: int | None = None
     kv_usage: float | None = None
+    tokens_total: float | None = None
+    preempted_total: int | None = None
 
 
 class Backend(Protocol):

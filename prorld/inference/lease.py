@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Protocol
 
 import trio
 
-from prorld.errors import BackendError, NoBackend
+from prorld.errors import BackendError, EngineBusy
 from prorld.inference.contract import Capabilities, Generation, GenerationRequest
+from prorld.inference.places import Place
 from prorld.inference.policy_gate import Flight
 from prorld.inference.pool_entry import PoolEntry
 
@@ -17,6 +19,8 @@ __all__ = ["Door", "Lease", "LeaseDesk"]
 
 # What a call passes on its way to an engine and back: the gate of its policy, as the one who calls sees it.
 Door = Callable[[str, Capabilities, GenerationRequest], AbstractContextManager[Flight]]
+
+TOO_SLOW = "engine_slow"
 
 
 class LeaseDesk(Protocol):
@@ -30,6 +34,10 @@ class LeaseDesk(Protocol):
         """Give a lease back."""
         ...
 
+    def queued(self, entry: PoolEntry) -> None:
+        """The line before the engine has changed."""
+        ...
+
     def succeeded(self, entry: PoolEntry) -> None:
         """A call went well."""
         ...
@@ -38,7 +46,7 @@ class LeaseDesk(Protocol):
         """A call did not."""
         ...
 
-    def count(self, entry: PoolEntry, result: str, seconds: float, *, prompted: int, sampled: int) -> None:
+    def count(self, entry: PoolEntry, result: str, seconds: float, *, prompted: int, sampled: int, cached: int) -> None:
         """A call ended, in whatever way."""
         ...
 
@@ -52,6 +60,7 @@ class Lease:
         self._group_id = group_id
         self._slack = slack
         self._entry = entry
+        self._lacking: str | None = None
         self.migrations = 0
 
     def __repr__(self) -> str:
@@ -67,46 +76,98 @@ class Lease:
         """What the last probe of the engine held now found."""
         return self._entry.found
 
-    async def generate(self, request: GenerationRequest, door: Door | None = None) -> Generation:
-        """Sample on the engine held now, in a place within its bound; how the call went is counted.
+    @property
+    def lacking(self) -> str | None:
+        """The code of what a call waits for at the moment: a place in a busy engine."""
+        return self._lacking
 
-        ``NoBackend`` says that this engine is gone and that ``migrate`` is the way on. ``door`` is passed when there is
-        a place, so that nothing that waited for one gets by a gate that was closed meanwhile.
+    async def generate(self, request: GenerationRequest, door: Door | None = None) -> Generation:
+        """Sample on the engine held now, in a place within its limit; how the call went is counted.
+
+        An engine that is lost meanwhile ends the call, which then fails and can be made again elsewhere: nothing of an
+        answer that comes too late is taken. ``NoBackend`` says that this engine is gone. ``migrate`` is the way on.
+
+        ``door`` is passed when there is a place, so that nothing that waited for one gets by a gate that was closed
+        meanwhile.
         """
         entry = self._entry
-        self._assert_there(entry)
-        async with entry.limiter:
-            # It may have died while this call waited for its place.
-            self._assert_there(entry)
-            if door is None:
-                return await self._ask(entry, request, None)
-            with door(self.backend_id, entry.found, request) as flight:
-                return await self._ask(entry, flight.request, flight)
+        if not entry.takes_calls:
+            raise entry.gone()
+        self._lacking = None
+        place = entry.places.ask(request.priority)
+        generation: Generation | None = None
+        with place.scope:
+            try:
+                await self._admitted(entry, place)
+                # It may have died while this call waited for its place.
+                if not entry.takes_calls:
+                    raise entry.gone()
+                if door is None:
+                    generation = await self._call(entry, place, request, None)
+                else:
+                    with door(self.backend_id, entry.found, request) as flight:
+                        generation = await self._call(entry, place, flight.request, flight)
+            finally:
+                entry.places.leave(place)
+        if generation is None:
+            raise self._lost(entry, place)
+        self._desk.succeeded(entry)
+        return generation
 
-    async def _ask(self, entry: PoolEntry, request: GenerationRequest, flight: Flight | None) -> Generation:
-        entry.calls_total += 1
+    async def _admitted(self, entry: PoolEntry, place: Place) -> None:
+        if place.admitted is None:
+            return
+        self._lacking = EngineBusy.code
+        self._desk.queued(entry)
+        try:
+            await place.admitted.wait()
+            self._lacking = None
+        finally:
+            # Out of the line before it is counted; once admitted it is out already.
+            if not place.is_inside:
+                entry.places.leave(place)
+            self._desk.queued(entry)
+
+    async def _call(
+        self, entry: PoolEntry, place: Place, request: GenerationRequest, flight: Flight | None
+    ) -> Generation:
+        began, result, sampled, cached = trio.current_time(), "cancelled", 0, 0
+        if not entry.counts.inflight:
+            entry.moved_at = began
+        entry.counts.began(began)
         entry.row.inflight += 1
-        began, result, sampled = trio.current_time(), "cancelled", 0
+        place.scope.deadline = began + entry.rules.call_s
         try:
             generation = await entry.backend.generate(request)
             if flight is not None:
                 generation = flight.believe(generation)
-            result, sampled = "ok", len(generation.token_ids)
+            result, sampled, cached = "ok", len(generation.token_ids), generation.cached_tokens or 0
         except BackendError as error:
             result = error.stable_code
             self._desk.failed(entry, error)
             raise
+        except trio.Cancelled:
+            if place.lost is not None:
+                result = place.lost.stable_code
+            elif trio.current_time() >= place.scope.deadline:
+                result = TOO_SLOW
+            raise
         finally:
+            # What came is whole: it must not be cut off any more on its way back.
+            place.scope.deadline = math.inf
             entry.row.inflight -= 1
             seconds = trio.current_time() - began
-            self._desk.count(entry, result, seconds, prompted=len(request.token_ids), sampled=sampled)
-        self._desk.succeeded(entry)
+            self._desk.count(entry, result, seconds, prompted=len(request.token_ids), sampled=sampled, cached=cached)
         return generation
 
-    def _assert_there(self, entry: PoolEntry) -> None:
-        if not entry.takes_calls:
-            state = "removed" if entry.removed else entry.row.state.value
-            raise NoBackend(f"engine {entry.backend_id} of policy {self._policy!r} is {state}")
+    def _lost(self, entry: PoolEntry, place: Place) -> BackendError:
+        """Why the place's scope has ended the call."""
+        self._lacking = None
+        if place.lost is not None:
+            return place.lost
+        error = BackendError(f"{entry.backend_id} gave no answer within {entry.rules.call_s:g} s", code=TOO_SLOW)
+        self._desk.failed(entry, error)
+        return error
 
     async def migrate(self) -> None:
         """Leave the engine for another one, or come back to it where it is the only one.
@@ -120,7 +181,10 @@ class Lease:
         )
         self._entry = entry
         self._desk.unassign(before)
-        self.migrations += entry is not before
+        if entry is not before:
+            self.migrations += 1
+            before.counts.migrated_away += 1
+            entry.counts.migrated_in += 1
 
     def release(self) -> None:
         """Give the engine back; for the pool, at the end of the block."""

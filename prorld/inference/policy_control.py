@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -29,9 +30,12 @@ from prorld.domain.policy import (
     changed,
     check_resume,
     interrupted,
+    moved_to,
     must_be_free,
+    next_version,
     quarantine_words,
 )
+from prorld.domain.versions import PolicyVersion
 from prorld.errors import (
     BadRequest,
     Conflict,
@@ -207,6 +211,30 @@ class PolicyControl:
         """``Impossible`` for a policy that there is not."""
         if policy not in self._all:
             raise Impossible(f"there is no policy {policy!r}", code="unknown_policy")
+
+    def is_paused(self, policy: str) -> bool:
+        """Whether its engines are meant to stand still now."""
+        return not self._of(policy).gate.is_open
+
+    def declared(self, policy: str, version: int) -> PolicyVersion:
+        """What the policy would have if its engines had this version; ``Conflict`` for one that falls."""
+        state = self._of(policy).state
+        if version == state.version.version:
+            return state.base
+        return next_version(state, version, rollback=False)
+
+    def has_now(self, policy: str, version: PolicyVersion) -> None:
+        """A new set of engines has this version; ``keep`` writes it down."""
+        found = self._of(policy)
+        if version != found.state.base:
+            found.state = moved_to(found.state, version, None)
+            found.gate.advance(version, adapter=None, rollbacks=found.state.rollbacks)
+
+    async def keep(self, policy: str) -> None:
+        """Write down what the policy has. Where that can't be it holds until a restart, and is said."""
+        found = self._of(policy)
+        with suppress(Overloaded):
+            await self._keep(found, found.state)
 
     def must_be_free(self, policy: str, pause_id: str | None = None) -> None:
         """``Conflict`` while somebody changes a policy, or holds it paused under another id."""

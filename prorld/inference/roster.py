@@ -6,6 +6,7 @@ It owns the waiting and the starting again; who gets a lease, and who is well, i
 from __future__ import annotations
 
 from collections import deque
+from contextlib import suppress
 from functools import partial
 
 import msgspec
@@ -13,7 +14,7 @@ import structlog
 import trio
 from structlog.typing import FilteringBoundLogger
 
-from prorld.errors import ConfigError, ProrldError, RequestError, chain, leaves
+from prorld.errors import ConfigError, NotFound, ProrldError, RequestError, chain, leaves
 from prorld.inference.embedded import EmbeddedEngine, run_embedded_engine
 from prorld.inference.pool import BackendPool
 from prorld.kit.cleanup import shielded
@@ -92,5 +93,6 @@ async def _run_embedded(pool: BackendPool, wish: EmbeddedWish) -> None:
         try:
             await trio.sleep_forever()
         finally:
-            with shielded(REMOVE_S_MAX, "removing the embedded engine"):
+            # A set that left it out has removed it already.
+            with shielded(REMOVE_S_MAX, "removing the embedded engine"), suppress(NotFound):
                 await pool.remove(info.backend_id)  # noqa: ASYNC102  (shielded with a deadline by the line above)

@@ -54,6 +54,11 @@ class EngineLease(Protocol):
         """What that engine can."""
         ...
 
+    @property
+    def lacking(self) -> str | None:
+        """The code of what a call waits for at the moment."""
+        ...
+
     async def generate(self, request: GenerationRequest, door: Door | None = None) -> Generation:
         """Sample on the engine that is leased now; waits where it has no place, then passes the door.
 
@@ -143,7 +148,7 @@ class ModelSession:
     @property
     def lacking(self) -> str | None:
         """The code of what the session waits for at the moment: an engine, or a place in a busy one."""
-        return self._lacking
+        return self._lacking or self._lease.lacking
 
     @property
     def llm_s(self) -> float:

@@ -54,6 +54,9 @@ RESPONSE_BYTES_MAX = 64 * 1024 * 1024
 _RUNNING = "vllm:num_requests_running"
 _WAITING = "vllm:num_requests_waiting"
 _KV_USAGE = "vllm:kv_cache_usage_perc"
+_PREEMPTED = "vllm:num_preemptions_total"
+# Each moves while the engine works: tokens of prompts that were computed whole, sampled ones, all of every step.
+_TOKENS = ("vllm:prompt_tokens_total", "vllm:generation_tokens_total", "vllm:iteration_tokens_total_sum")
 
 
 class VllmBackend(VllmControl):
@@ -247,11 +250,14 @@ class VllmBackend(VllmControl):
         response = await self._http.send("GET", "/metrics")
         raise_for_status(response, f"GET /metrics of {self.url}")
         page = response.body.decode("utf-8", "replace")
-        values = metric_values(page, (_RUNNING, _WAITING, _KV_USAGE))
+        values = metric_values(page, (_RUNNING, _WAITING, _KV_USAGE, _PREEMPTED, *_TOKENS))
+        tokens = [value for name in _TOKENS for value in values[name]]
         return EngineLoad(
             running=int(sum(values[_RUNNING])) if values[_RUNNING] else None,
             waiting=int(sum(values[_WAITING])) if values[_WAITING] else None,
             kv_usage=max(values[_KV_USAGE], default=None),
+            tokens_total=sum(tokens) if tokens else None,
+            preempted_total=int(sum(values[_PREEMPTED])) if values[_PREEMPTED] else None,
         )
 
     def statistics(self) -> ClientStatistics:

@@ -84,4 +84,5 @@ class Views:
         cut = self.control.cut_total()
         for policy, closed_s in self.control.closed_s().items():
             self.metrics.policy_seen(policy, closed_s=closed_s, cut=cut[policy])
+        self.metrics.engines_seen(self.pool.samples())
         return self.metrics.page()

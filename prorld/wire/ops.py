@@ -99,7 +99,11 @@ class LoopLagStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BackendInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """One engine of a policy."""
+    """One engine of a policy.
+
+    ``call_limit`` is how many calls it is given at once now, ``queued`` how many wait for a place, ``errors`` counts
+    failed calls by code, and ``busy_s`` is time with at least one call in it.
+    """
 
     backend_id: str
     url: str
@@ -116,27 +120,90 @@ class BackendInfo(msgspec.Struct, frozen=True, kw_only=True):
     calls_total: int = 0
     errors_total: int = 0
     node: str | None = None
+    queued: int = 0
+    call_limit: int | None = None
+    strikes: int = 0
+    errors: dict[str, int] = {}
+    tokens_prompted_total: int = 0
+    tokens_sampled_total: int = 0
+    tokens_cached_total: int = 0
+    migrated_in_total: int = 0
+    migrated_away_total: int = 0
+    busy_s: float = 0.0
     details: dict[str, Any] = {}
 
 
 class BackendList(msgspec.Struct, frozen=True, kw_only=True):
-    """``GET /v1/backends``."""
+    """``GET /v1/backends``. ``generation`` moves when the set changes, not with the health of who is in it."""
 
     items: list[BackendInfo]
     generation: int = 0
     next: str | None = None
 
 
+BackendUrl = Annotated[str, Meta(min_length=8, max_length=2048)]
+PolicyName = Annotated[str, Meta(min_length=1, max_length=128)]
+ModelName = Annotated[str, Meta(max_length=512)]
+MaxInflight = Annotated[int, Meta(ge=1, le=1_000_000)]
+Weight = Annotated[float, Meta(gt=0, le=1000)]
+NodeName = Annotated[str, Meta(max_length=256)]
+
+
 class AddBackend(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """``POST /v1/backends``."""
 
-    url: Annotated[str, Meta(min_length=8, max_length=2048)]
+    url: BackendUrl
     kind: BackendKindName
-    policy: Annotated[str, Meta(min_length=1, max_length=128)] = "default"
-    model: Annotated[str, Meta(max_length=512)] | None = None
-    max_inflight: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
-    weight: Annotated[float, Meta(gt=0, le=1000)] = 1.0
-    node: Annotated[str, Meta(max_length=256)] | None = None
+    policy: PolicyName = "default"
+    model: ModelName | None = None
+    max_inflight: MaxInflight | None = None
+    weight: Weight = 1.0
+    node: NodeName | None = None
+
+
+class SetBackend(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One engine of a new set; ``policy``, where it is said, is that of the set."""
+
+    url: BackendUrl
+    kind: BackendKindName
+    policy: PolicyName | None = None
+    model: ModelName | None = None
+    max_inflight: MaxInflight | None = None
+    weight: Weight = 1.0
+    node: NodeName | None = None
+
+
+class SetBackends(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``PUT /v1/backends``: the whole set of a policy.
+
+    ``version`` is what its engines have; ``removed`` says what becomes of leases on those that are not named any more;
+    ``pause_id`` is that of a pause of the caller's own.
+    """
+
+    policy: PolicyName = "default"
+    generation: Annotated[int, Meta(ge=0)]
+    backends: Annotated[list[SetBackend], Meta(min_length=1, max_length=1024)]
+    version: Annotated[int, Meta(ge=0)] | None = None
+    removed: Literal["drain", "migrate"] = "drain"
+    pause_id: Annotated[str, Meta(max_length=128)] | None = None
+
+
+class FailedBackend(msgspec.Struct, frozen=True, kw_only=True):
+    """An engine that was named and could not be taken as it was named."""
+
+    url: str
+    code: str
+    message: str
+
+
+class BackendSet(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to ``PUT /v1/backends``: the set as it is now, and what of the wish could not be had."""
+
+    policy: str
+    generation: int
+    items: list[BackendInfo]
+    failed: list[FailedBackend] = []
+    removed: list[str] = []
 
 
 class HandlerInfo(msgspec.Struct, frozen=True, kw_only=True):

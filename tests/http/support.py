@@ -35,6 +35,7 @@ from prorld.wire.ops import (
     AddBackend,
     BackendInfo,
     BackendList,
+    BackendSet,
     Condition,
     HandlerInfo,
     HandlerList,
@@ -42,6 +43,7 @@ from prorld.wire.ops import (
     Ready,
     SandboxList,
     SandboxRow,
+    SetBackends,
     Stages,
     StagesPatch,
     StageStatus,
@@ -372,6 +374,15 @@ class FakeBackends:
         )
         self.rows[row.backend_id] = row
         return row
+
+    async def replace(self, wanted: SetBackends) -> BackendSet:
+        await trio.lowlevel.checkpoint()
+        if wanted.generation != len(self.rows):
+            raise Conflict("the set has changed", code="generation_moved", details={"generation": len(self.rows)})
+        self.rows = {}
+        for item in wanted.backends:
+            await self.add(AddBackend(url=item.url, kind=item.kind, policy=wanted.policy))
+        return BackendSet(policy=wanted.policy, generation=len(self.rows), items=list(self.rows.values()))
 
     async def drain(self, backend_id: str) -> BackendInfo:
         await trio.lowlevel.checkpoint()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from prorld.wire.ops import Condition, SandboxRow
@@ -85,6 +87,20 @@ async def test_engines_come_and_go(client):
     reply = await client.call("DELETE", "/v1/backends/b-0")
     assert (reply.status, reply.body) == (204, b"")
     assert (await client.call("DELETE", "/v1/backends/b-0")).status == 404
+
+
+async def test_a_whole_set_is_replaced(client):
+    """200 with what is there now; 409 with the generation that there is; a set of nobody, or of anything, is 400."""
+    body = {"policy": "p", "generation": 0, "backends": [{"url": "http://engine:1", "kind": "vllm", "policy": "p"}]}
+    reply = await client.call("PUT", "/v1/backends", body)
+    assert (reply.status, reply.json["generation"], reply.json["failed"]) == (200, 1, [])
+    assert [item["url"] for item in reply.json["items"]] == ["http://engine:1"]
+    reply = await client.call("PUT", "/v1/backends", body)
+    assert (reply.status, reply.code) == (409, "generation_moved")
+    assert reply.json["error"]["details"] == {"generation": 1}
+    wrongs: tuple[dict[str, Any], ...] = ({"backends": []}, {"generation": None}, {"removed": "kill"}, {"version": -1})
+    for wrong in wrongs:
+        assert (await client.call("PUT", "/v1/backends", {**body, **wrong})).status == 400
 
 
 async def test_an_engine_that_does_not_answer_is_422_with_the_reason(client):

@@ -250,6 +250,7 @@ class OneEngine:
         self._backend = backend
         self.capabilities = found
         self.backend_id = "b-1"
+        self.lacking: str | None = None
         self.requests: list[GenerationRequest] = []
 
     async def generate(self, request: GenerationRequest, door: Door | None = None) -> Generation:

@@ -2,83 +2,19 @@
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from prorld.domain.job import Sampling
 from prorld.errors import BackendError, BadRequest, Conflict, EngineBusy, NoBackend, NotFound
-from prorld.inference.contract import GenerationRequest
-from prorld.inference.lease import Lease
-from prorld.inference.pool import DOWN_SECONDS_MIN, FORGIVE_SECONDS, PROBE_SECONDS_MAX, BackendPool
-from prorld.metrics import Metrics
+from prorld.inference.pool import BackendPool
+from prorld.inference.pool_entry import DOWN_SECONDS_MIN
+from prorld.inference.watch import FORGIVE_SECONDS, PROBE_SECONDS_MAX
 from prorld.testing.fake_backend import FakeBackend
-from prorld.testing.scripted_engine.script import Fault, Latency, Script
-from prorld.wire.ops import AddBackend
-
-SECOND = Script(latency=Latency(fixed_s=1.0))
-
-
-class World:
-    """A running pool over fakes that are made by address."""
-
-    def __init__(self) -> None:
-        self.fakes: dict[str, FakeBackend] = {}
-        self.metrics = Metrics()
-        self.pool = BackendPool({"vllm": self._make}, self.metrics)
-
-    def _make(self, request: AddBackend) -> FakeBackend:
-        if "bad" in request.url:
-            raise ValueError("not a plain address")
-        return self.fakes.setdefault(request.url, FakeBackend(SECOND, url=request.url))
-
-    async def add(self, name: str, **options: Any) -> str:
-        """Add the fake of this name; its id."""
-        wish: dict[str, Any] = {"kind": "vllm", **options}
-        return (await self.pool.add(AddBackend(url=f"http://{name}", **wish))).backend_id
-
-    def state(self, backend_id: str) -> str:
-        """What the pool says of an engine."""
-        return next(info.state for info in self.pool.list().items if info.backend_id == backend_id)
-
-    def leases(self) -> dict[str, int]:
-        """Live leases by engine."""
-        return {info.backend_id: info.leases for info in self.pool.list().items}
-
-
-@asynccontextmanager
-async def world() -> AsyncIterator[World]:
-    """The pool runs for the length of the block; afterwards nothing is leased, alive or open."""
-    it = World()
-    async with trio.open_nursery() as nursery:
-        await nursery.start(it.pool.run)
-        yield it
-        nursery.cancel_scope.cancel()
-    assert set(it.leases().values()) <= {0}
-    assert not any(fake.live for fake in it.fakes.values())
-    assert all(fake.is_closed for fake in it.fakes.values())
-
-
-def request(number: int = 0) -> GenerationRequest:
-    """Any request."""
-    return GenerationRequest(
-        token_ids=array("i", [1, 2, 3]),
-        max_tokens=4,
-        sampling=Sampling(),
-        stop_token_ids=(),
-        request_id=f"r-{number}",
-        session=f"s-{number}",
-    )
-
-
-async def call(lease: Lease, number: int = 0) -> None:
-    """One call as a session makes it."""
-    await lease.generate(request(number))
+from prorld.testing.scripted_engine.script import Fault
+from tests.inference.pool_world import World, call, request, world
 
 
 async def test_leases_spread_by_weight_and_come_back(autojump_clock: MockClock) -> None:

@@ -61,6 +61,7 @@ class ScriptedLease:
         self.requests: list[GenerationRequest] = []
         self.moves = 0
         self.capabilities = Capabilities(model="m", max_context_tokens=context)
+        self.lacking: str | None = None
 
     @property
     def backend_id(self) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from prometheus_client.metrics import MetricWrapperBase
 
-from prorld.metrics import NAMES, Metrics
+from prorld.metrics import NAMES, EngineSeries, Metrics
 
 PAGE = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
 
@@ -26,6 +26,10 @@ def test_the_page_is_what_is_counted() -> None:
         if isinstance(collector, MetricWrapperBase):
             suffix = "_total" if collector._type == "counter" else ""
             counted[collector._name + suffix] = (str(collector._type), tuple(collector._labelnames))
+        elif isinstance(collector, EngineSeries):
+            for family in collector.collect():
+                suffix = "_total" if family.type == "counter" else ""
+                counted[family.name + suffix] = (family.type, tuple(family._labelnames))
     assert set(counted) == set(NAMES)
     assert rows() == [(name, *counted[name], meaning) for name, meaning in NAMES.items()]
 

@@ -55,6 +55,7 @@ class RandomLease:
         self._dice = dice
         self.backend_id = "random"
         self.capabilities = found
+        self.lacking: str | None = None
 
     async def generate(self, request: GenerationRequest, door: Door | None = None) -> Generation:
         """On one or the other."""

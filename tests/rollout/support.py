@@ -21,6 +21,7 @@ from prorld.inference.policies import Policies, PolicySource
 from prorld.inference.policy_control import PolicyControl
 from prorld.inference.policy_gate import PolicyGate
 from prorld.inference.pool import BackendPool
+from prorld.inference.pool_entry import EngineRules
 from prorld.inference.rescoring import Scorer
 from prorld.inference.session import ModelSession
 from prorld.kit.lanes import Lane
@@ -100,12 +101,13 @@ class Room:
         ahead: int = 8,
         limits: SupervisorLimits | None = None,
         kept: KeptPolicies | None = None,
+        rules: EngineRules | None = None,
     ) -> None:
         self.backends = list(backends) if backends is not None else [FakeBackend(Script())]
         self.runtime = runtime or FakeRuntime()
         self.engines: dict[str, Backend] = {backend.url: backend for backend in self.backends}
         self.metrics = Metrics()
-        self.pool = BackendPool({"vllm": lambda request: self.engines[request.url]}, self.metrics)
+        self.pool = BackendPool({"vllm": lambda request: self.engines[request.url]}, self.metrics, rules=rules)
         self.kept = kept or KeptPolicies()
         clock = SystemClock()
         policies = Policies({"default": PolicySource()}, Lane("policies", 1))
