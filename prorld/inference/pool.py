@@ -205,7 +205,7 @@ class BackendPool:
             try:
                 if place.admitted is not None:
                     await place.admitted.wait()
-                if not entry.takes_calls:
+                if not entry.can_score:
                     raise entry.gone()
                 began = trio.current_time()
                 yield

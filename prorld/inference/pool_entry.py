@@ -121,6 +121,13 @@ class PoolEntry:
         """Whether those who hold a lease on it may call it."""
         return not self.removed and self.row.state not in (BackendState.DOWN, BackendState.QUARANTINED)
 
+    @property
+    def can_score(self) -> bool:
+        """Whether it may be asked what it thinks of given tokens: also where it is kept out for its version alone."""
+        if self.removed or self.row.state is not BackendState.QUARANTINED:
+            return self.takes_calls
+        return self.quarantine is not None and self.quarantine.code == "version"
+
     def gone(self) -> NoBackend:
         """What a call is told that can't be made here any more."""
         state = "removed" if self.removed else self.row.state.value

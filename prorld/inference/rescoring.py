@@ -89,7 +89,7 @@ class Scorer:
 
     def served(self, policy: str) -> frozenset[PolicyVersion | None]:
         """The versions that the policy's engines have now; ``None`` for an engine that does not say."""
-        return frozenset(entry.found.weights for entry in self._desk.entries(policy) if entry.takes_calls)
+        return frozenset(entry.found.weights for entry in self._desk.entries(policy) if entry.can_score)
 
     async def score(self, policy: str, version: PolicyVersion | None, token_ids: array[int], start: int) -> Scored:
         """What ``version`` says of every token from ``start`` on; ``CannotScore`` where nobody can tell."""
@@ -130,9 +130,7 @@ class Scorer:
 
     def _choose(self, policy: str, version: PolicyVersion | None, tried: Mapping[str, BackendError]) -> PoolEntry:
         """The least loaded engine of the version that can score and was not tried; raises ``CannotScore``."""
-        serving = [
-            entry for entry in self._desk.entries(policy) if entry.takes_calls and entry.found.weights == version
-        ]
+        serving = [entry for entry in self._desk.entries(policy) if entry.can_score and entry.found.weights == version]
         able = [entry for entry in serving if entry.found.scores and entry.found.exact]
         untried = [entry for entry in able if entry.backend_id not in tried]
         if untried and len(tried) < ENGINES_TRIED_MAX:

@@ -31,20 +31,20 @@ async def test_leases_spread_by_weight_and_come_back(autojump_clock: MockClock) 
 
 
 async def test_a_group_stays_together_within_the_bound(autojump_clock: MockClock) -> None:
-    """Members share an engine until it is busier than the others by half a group; then they share the next."""
+    """Members share an engine until it is busier than the others by a group; then they share the next."""
     async with world() as it:
         for number in range(3):
             await it.add(f"e{number}")
         async with trio.open_nursery() as nursery:
             for group in ("g1", "g2"):
-                for _ in range(4):
+                for _ in range(8):
                     nursery.start_soon(_hold, it.pool, group)
                     await wait_all_tasks_blocked()
-            assert sorted(it.leases().values()) == [0, 4, 4]
+            assert sorted(it.leases().values()) == [0, 8, 8]
             for _ in range(4):
                 nursery.start_soon(_hold, it.pool, "g1")
                 await wait_all_tasks_blocked()
-            assert sorted(it.leases().values()) == [2, 4, 6]
+            assert sorted(it.leases().values()) == [2, 8, 10]
             nursery.cancel_scope.cancel()
 
 

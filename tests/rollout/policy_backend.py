@@ -11,6 +11,7 @@ from prorld.domain.versions import PolicyVersion, parse_label
 from prorld.inference.contract import Capabilities, Generation, GenerationRequest
 from prorld.testing.fake_backend import FakeBackend
 from prorld.testing.scripted_engine.script import Script, scripted_logprob
+from prorld.wire.policies import UpdatePolicy
 from tests.rollout.support import Room
 
 # What an update changes, and what a prefix computed by older weights adds to it, as measured on a small model.
@@ -62,8 +63,8 @@ class PolicyBackend(FakeBackend):
 
 
 async def update(here: Room, backend: PolicyBackend, version: int) -> None:
-    """New weights on one engine, and the pool knows."""
-    await backend.set_version(PolicyVersion(0, version))
-    for entry in here.pool.entries("default"):
-        if entry.backend is backend:
-            entry.found = await backend.probe()
+    """New weights on one engine; the others are kept out of the policy, and can still score for theirs."""
+    names = [entry.backend_id for entry in here.pool.entries("default") if entry.backend is backend]
+    wish = UpdatePolicy(version=version, how="none", mode="keep", backends=names)
+    begun = await here.policies.update("default", wish, "tests")
+    assert (await here.policies.wait_update("default", begun.update_id)).state == "done"
