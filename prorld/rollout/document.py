@@ -51,6 +51,7 @@ def _common(entry: JobEntry) -> dict[str, Any]:
     return {
         "job": TrajectoryJob(**fields, instance=entry.spec.instance),
         "tokenizer": "" if session is None else session.tokenizer,
+        "renderer": "" if session is None else session.renderer,
         "tools": [] if session is None else list(session.tools),
         "calls": [] if session is None else list(session.calls),
         "drift": drift_of(session),

@@ -78,6 +78,7 @@ class _Trajectory(msgspec.Struct, Generic[BranchT], frozen=True, kw_only=True):
     format: str = FORMAT
     job: TrajectoryJob
     tokenizer: str
+    renderer: str = ""
     tools: list[ToolSchema]
     branches: list[BranchT]
     calls: list[CallRecord]

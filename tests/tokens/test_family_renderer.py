@@ -36,9 +36,7 @@ REFUSED = {("deepseek-v4", "two tools"), ("llama-3", "two tools")}
 hostile = st.lists(
     st.one_of(
         st.sampled_from(sorted({token for names in TOKENS.values() for token in names.split()})),
-        st.sampled_from(
-            ["<|im_", "_end|>", "<", "｜>", "\ud800", MARK, "\ue0010", "\n", " ", "/nothink", '"', "\\ue000"]
-        ),
+        st.sampled_from(["<|im_", "_end|>", "<", "｜>", "\ud800", MARK, "\ue0010", "\n", " ", '"', "\\ue000"]),
         st.text(max_size=4),
     ),
     max_size=8,

@@ -87,7 +87,7 @@ def test_what_is_spelled_is_seen() -> None:
 def test_tokens_that_begin_with_each_other_are_told_apart(names: str) -> None:
     """The longest one that fits is meant, as in the tokenizer itself."""
     tokenizer = byte_level([*names.split(), "<|eot_id|>more"])
-    text = "a".join([*names.split(), "<|eot_id|>more", "<|eot_id|>mor"])
+    text = "a".join([*names.split(), "<|eot_id|>more", "<|eot_id|>mo"])
     assert GuardedTokenizer(tokenizer, Guard(tokenizer)).encode(text) == tokenizer.encode(text)
 
 
