@@ -150,7 +150,7 @@ class Changes:
             return await self._update(update, timeout_s, was_held=was_held, pauses=pauses, catches_up=catches_up)
         except Exception as exc:
             # A bug of ours. The gate stays as it is: what the engines have is not known.
-            log.exception("policy.update_broken", policy=self.name)
+            log.exception("update.broken", policy=self.name)
             ended = self._ended(update, "failed", (), code="internal", message=repr(exc))
             await self._keep_surely(end_update(self.state(), ended, moved=False, resume=False))
             return ended
@@ -287,7 +287,7 @@ class Changes:
         try:
             await self.keep(after)
         except Overloaded:
-            log.error("policy.not_kept", policy=self.name)  # noqa: TRY400 - said with its traceback where it was met
+            log.error("policy.unkept", policy=self.name)  # noqa: TRY400 - said with its traceback where it was met
             self.remember(after)
 
     def _retire(self, adapter: str) -> None:
@@ -298,7 +298,7 @@ class Changes:
         with trio.move_on_after(RETIRE_SECONDS_MAX):
             await self.gate.wait_landed(adapter=adapter)
         results = await self.engines.unload(self._present(), adapter)
-        log.info("policy.adapter_unloaded", policy=self.name, adapter=adapter, ok=_count(results))
+        log.info("adapter.unloaded", policy=self.name, adapter=adapter, ok=_count(results))
 
 
 def _may_be_spoilt(result: BackendResult) -> bool:

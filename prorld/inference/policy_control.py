@@ -463,7 +463,7 @@ class PolicyControl:
             await self._store.save(states)
         except OSError as exc:
             policy.state = before
-            log.exception("policy.not_kept", policy=after.name)
+            log.exception("policy.unkept", policy=after.name)
             raise Overloaded(f"the state of the policies can't be written: {exc}", code="state_unwritable") from exc
         self._metrics.policy_version(after.name, after.version.version)
 

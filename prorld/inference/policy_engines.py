@@ -76,7 +76,7 @@ class Engines:
             await self._gate.wait_landed(entry.backend_id)
         lost = self._gate.cut(entry.backend_id)
         if lost:
-            log.warning("policy.calls_cut", policy=self._gate.policy, backend=entry.backend_id, calls=lost)
+            log.warning("calls.cut", policy=self._gate.policy, backend=entry.backend_id, calls=lost)
             await self._gate.wait_landed(entry.backend_id)
         return _ok(entry)
 
@@ -134,7 +134,7 @@ class Engines:
             with trio.fail_after(LABEL_SECONDS_MAX):
                 await entry.backend.set_version(version)
         except Unsupported:
-            log.debug("policy.not_told", backend=entry.backend_id)
+            log.debug("policy.untold", backend=entry.backend_id)
         return _ok(entry, version)
 
     async def _adapt(

@@ -56,6 +56,12 @@ def qwen(template: str = QWEN) -> HfTokenizer:
     return byte_level(TOKENS["qwen3"].split(), template=template)
 
 
+@pytest.fixture(autouse=True)
+def fresh_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever configured logging before may have bound the logger for good."""
+    monkeypatch.setattr(choice, "log", structlog.get_logger())
+
+
 def test_a_family_is_known_by_what_its_template_writes() -> None:
     """Id for id on conversations with tools, calls and thoughts; whatever the model is called."""
     family("qwen3")
