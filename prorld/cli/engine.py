@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.description = "Engines beside the daemon."
     parser.epilog = epilog(
-        ("prorld engine start", "the embedded engine, for the daemon here where there is one"),
+        ("prorld engine start", "the embedded one, for the daemon here if any"),
         ("prorld engine start vllm --model /models/qwen3-8b", "vLLM with what prorld needs"),
         ("prorld engine start vllm --model /models/qwen3-8b --lora", "... and with adapters as versions"),
         ("prorld engine start vllm --model /models/qwen3-8b -- --tensor-parallel-size 2", "flags of vLLM"),

@@ -36,19 +36,19 @@ _ONE = "/v1/policies/<policy>"
 class PolicyService(Protocol):
     """The policies; ``prorld.inference.policy_control.PolicyControl`` is one.
 
-    Every method answers with wire types or raises a ``RequestError``. ``sees`` is the tenant to whom the ids of its
+    Every method answers with wire types or raises a ``RequestError``. ``tenant`` is the one to whom the ids of its
     pauses are shown; ``None`` for all.
     """
 
-    def list(self, sees: str | None) -> PolicyList:
+    def list(self, tenant: str | None) -> PolicyList:
         """All of them."""
         ...
 
-    def get(self, name: str, sees: str | None) -> PolicyInfo:
+    def get(self, name: str, tenant: str | None) -> PolicyInfo:
         """One."""
         ...
 
-    async def put(self, name: str, request: PutPolicy, sees: str | None) -> tuple[PolicyInfo, bool]:
+    async def put(self, name: str, request: PutPolicy, tenant: str | None) -> tuple[PolicyInfo, bool]:
         """Make or change one; whether it is new."""
         ...
 

@@ -79,9 +79,9 @@ class Flight:
                 known += self._as_begun([span])
             else:
                 says = "no version of ours" if said is None else said.label
-                inforce = ", ".join(version.label for version in self.versions)
+                in_force = ", ".join(version.label for version in self.versions)
                 raise MalformedReply(
-                    f"{self.backend_id} answered with tokens of {says} where {inforce} is in force",
+                    f"{self.backend_id} answered with tokens of {says} where {in_force} is in force",
                     code="wrong_version",
                 )
         return msgspec.structs.replace(generation, versions=tuple(known))
