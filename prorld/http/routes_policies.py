@@ -52,7 +52,7 @@ class PolicyService(Protocol):
         """Make or change one; whether it is new."""
         ...
 
-    async def pause(self, name: str, request: PausePolicy, holder: str) -> PausedPolicy:
+    async def pause(self, name: str, request: PausePolicy, tenant: str) -> PausedPolicy:
         """Close its gate and pause its engines; goes on when the caller leaves."""
         ...
 
@@ -60,7 +60,7 @@ class PolicyService(Protocol):
         """Label its engines and let them go on; goes on when the caller leaves."""
         ...
 
-    async def update(self, name: str, request: UpdatePolicy, holder: str) -> PolicyUpdate:
+    async def update(self, name: str, request: UpdatePolicy, tenant: str) -> PolicyUpdate:
         """Begin to change its weights, or find where the same body did."""
         ...
 
