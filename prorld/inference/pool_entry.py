@@ -208,6 +208,7 @@ class PoolEntry:
         counts = self.counts
         return BackendInfo(
             backend_id=self.backend_id,
+            id=self.backend_id,
             url=self.request.url,
             kind=self.request.kind,
             policy=self.policy,

@@ -99,7 +99,7 @@ class LoopLagStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BackendInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """One engine of a policy.
+    """One engine of a policy. ``id`` is its ``backend_id``, by the name that answers about policies use.
 
     ``call_limit`` is how many calls it is given at once now, ``queued`` how many wait for a place, ``errors`` counts
     failed calls by code, and ``busy_s`` is time with at least one call in it.
@@ -131,6 +131,7 @@ class BackendInfo(msgspec.Struct, frozen=True, kw_only=True):
     migrated_away_total: int = 0
     busy_s: float = 0.0
     details: dict[str, Any] = {}
+    id: str = ""
 
 
 class BackendList(msgspec.Struct, frozen=True, kw_only=True):
@@ -183,7 +184,7 @@ class SetBackends(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     policy: PolicyName = "default"
     generation: Annotated[int, Meta(ge=0)]
     backends: Annotated[list[SetBackend], Meta(min_length=1, max_length=1024)]
-    version: Annotated[int, Meta(ge=0)] | None = None
+    version: Annotated[int, Meta(ge=0, le=10**15)] | None = None
     removed: Literal["drain", "migrate"] = "drain"
     pause_id: Annotated[str, Meta(max_length=128)] | None = None
 
