@@ -78,8 +78,9 @@ def pause_view(pause: Pause, tenant: str | None) -> PauseView:
 def update_view(policy: str, update: Update) -> PolicyUpdate:
     """An update as it is told."""
     return PolicyUpdate(
-        update_id=update.update_id, id=update.update_id, policy=policy, state=update.state, version=update.version, epoch=update.epoch,
-        how=update.how, path=update.path, mode=update.mode, only=None if update.only is None else [*update.only],
+        update_id=update.update_id, id=update.update_id, policy=policy, state=update.state,
+        version=update.version, epoch=update.epoch, how=update.how,
+        path=update.path, mode=update.mode, only=None if update.only is None else [*update.only],
         rollback=update.rollback, code=update.code, message=update.message, backends=[*update.backends],
         created_at=update.created_at, ended_at=update.ended_at,
     )  # fmt: skip
