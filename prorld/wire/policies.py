@@ -95,7 +95,7 @@ class PauseView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PolicyUpdate(msgspec.Struct, frozen=True, kw_only=True):
-    """One update, ``id`` and ``update_id``: ``only`` are the engines it was asked for, ``backends`` what became of each."""
+    """One update. ``only`` names the engines asked for, ``backends`` what became of each; ``id`` is ``update_id``."""
 
     update_id: str
     policy: str
