@@ -71,6 +71,8 @@ SCORE_TOKENS_MAX = 8192
 
 _RUNNING = "llamacpp:requests_processing"
 _WAITING = "llamacpp:requests_deferred"
+# Tokens are counted when a call ends; batches, also those of a long prompt, while the engine works.
+_BATCHES = "llamacpp:n_decode_total"
 
 
 class _Facts(msgspec.Struct, frozen=True, kw_only=True):
@@ -294,10 +296,11 @@ class LlamaCppBackend(Uncontrolled):
         if response.status in (403, 404, 501):
             return EngineLoad()
         raise_for_status(response, f"GET /metrics of {self.url}")
-        values = metric_values(response.body.decode("utf-8", "replace"), (_RUNNING, _WAITING))
+        values = metric_values(response.body.decode("utf-8", "replace"), (_RUNNING, _WAITING, _BATCHES))
         return EngineLoad(
             running=int(values[_RUNNING][0]) if values[_RUNNING] else None,
             waiting=int(values[_WAITING][0]) if values[_WAITING] else None,
+            tokens_total=values[_BATCHES][0] if values[_BATCHES] else None,
         )
 
     def statistics(self) -> ClientStatistics:

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from prorld.client import Client
-from prorld.domain.job import AgentLimits, Sampling
+from prorld.domain.job import Sampling
 from prorld.domain.outcome import OutcomeKind
 from prorld.wire.jobs import JobRecord, SubmitJob
 from prorld.wire.ops import AddBackend, BackendKindName
@@ -81,12 +81,11 @@ def embedded_engine(folder: Path) -> Iterator[Engine]:
 
 
 def job(number: int, turns: int = 4) -> SubmitJob:
-    """A conversation of some length; whether the answer is right does not matter here."""
+    """A conversation of so many turns."""
     return SubmitJob(
         job_id=f"j{number}",
-        handler="calc",
-        instance={"question": f"What is {200 + number} plus {300 + number}? Tell a long story first.", "answer": 1},
-        agent=AgentLimits(max_turns=turns),
+        handler="bench",
+        instance={"prompt": f"Tell a long story of the number {200 + number}.", "turns": turns},
         sampling=Sampling(max_tokens=120),
         max_attempts=1,
     )
@@ -102,9 +101,9 @@ def busy(client: Client) -> dict[str, int]:
     return {item.backend_id: item.inflight for item in client.backends().items}
 
 
-def turns(client: Client) -> int:
-    """Turns that all jobs have had so far."""
-    return sum(client.wait(f"j{number}", within_s=0).turns for number in range(JOBS))
+def turns(client: Client, jobs: int) -> int:
+    """Turns that these many jobs have had so far."""
+    return sum(client.wait(f"j{number}", within_s=0).turns for number in range(jobs))
 
 
 def ends(client: Client, numbers: range) -> list[JobRecord]:
@@ -123,7 +122,7 @@ def ends(client: Client, numbers: range) -> list[JobRecord]:
 def serving(place: Path, tokenizer: Path) -> Iterator[Client]:
     """A daemon without an engine of its own."""
     config = place / "real.toml"
-    config.write_text(f"[policies.default]\ntokenizer = {json.dumps(str(tokenizer))}\n")
+    config.write_text(f'handlers.enabled = ["bench"]\n[policies.default]\ntokenizer = {json.dumps(str(tokenizer))}\n')
     with daemon(place, None, "--no-embedded", "--config", str(config)) as here, here.client() as client:
         yield client
 
@@ -138,7 +137,9 @@ def test_an_engine_ends_in_the_middle_of_generations(
         add(client, other)
         for n in range(JOBS):
             client.submit(job(n))
-        until(lambda: busy(client)[first] >= 2 and turns(client) >= JOBS, 120, "conversations are under way on both")
+        until(
+            lambda: busy(client)[first] >= 2 and turns(client, JOBS) >= JOBS, 120, "conversations are under way on both"
+        )
         one.signal(number)
         began = time.monotonic()
         try:

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from prorld.client import Client
-from prorld.domain.job import AgentLimits, Sampling
+from prorld.domain.job import Sampling
 from prorld.domain.outcome import OutcomeKind
 from prorld.wire.jobs import SubmitJob
 from prorld.wire.looks import VerifyAnswer
 from prorld.wire.ops import AddBackend
-from tests.daemon.support import daemon, until
+from tests.daemon.support import until
 from tests.real.conftest import CACHE_FLAGS, PAIR_FLAGS, made_model
+from tests.real.test_engine_death import serving, turns
 from tests.real.vllm_server import VllmServer, vllm_server
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
@@ -38,9 +37,8 @@ def job(name: str) -> SubmitJob:
     """Three turns, and much said in each."""
     return SubmitJob(
         job_id=name,
-        handler="calc",
-        instance={"question": f"What is {len(name)}12 plus 30? Tell a long story first.", "answer": 1},
-        agent=AgentLimits(max_turns=3),
+        handler="bench",
+        instance={"prompt": f"Tell a long story of job {name}.", "turns": 3},
         sampling=Sampling(max_tokens=120),
     )
 
@@ -66,16 +64,12 @@ def test_weights_change_under_running_jobs(
 ) -> None:
     """An update in mid-generation: no job fails, tokens of both versions are confirmed, each while it is served."""
     after = made_model(vllm_python, gguf, tmp_path / "next", "0.05")
-    config = tmp_path / "real.toml"
-    config.write_text(f"[policies.default]\ntokenizer = {json.dumps(str(gguf))}\n")
     names = [f"j{number}" for number in range(JOBS)]
-    with ExitStack() as stack:
-        here = stack.enter_context(daemon(tmp_path, None, "--no-embedded", "--config", str(config)))
-        client = stack.enter_context(here.client())
+    with serving(tmp_path, gguf) as client:
         client.add_backend(AddBackend(url=server.url, kind="vllm"))
         for name in names:
             client.submit(job(name))
-        until(lambda: client.backends().items[0].inflight >= JOBS // 2, 60, "jobs are in the engine")
+        until(lambda: turns(client, JOBS) >= JOBS // 2, 120, "conversations are under way")
         renew(client, 1, after)
         found = verified(client, names)
         assert all(one.violations == [] for one in found), found
