@@ -140,7 +140,7 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
 class EngineLoad(msgspec.Struct, frozen=True, kw_only=True):
     """An engine's own view of its load; ``None`` where it does not say.
 
-    ``tokens_total`` grows with every token it works on, ``preempted_total`` with every call whose work it threw away.
+    ``tokens_total`` grows while it works on tokens, ``preempted_total`` with every call whose work it threw away.
     """
 
     running: int | None = None

@@ -40,7 +40,9 @@ class Engine:
         self._pid = pid
 
     def signal(self, number: signal.Signals) -> None:
-        """To its whole process group."""
+        """To its process group. The embedded engine is in another one than the command that started it: killed, the
+        command takes it along; frozen, it reads no log any more, and the engine stands still with a cheerful health.
+        """
         os.killpg(self._pid, number)
 
 
@@ -122,7 +124,9 @@ def ends(client: Client, numbers: range) -> list[JobRecord]:
 def serving(place: Path, tokenizer: Path) -> Iterator[Client]:
     """A daemon without an engine of its own."""
     config = place / "real.toml"
-    config.write_text(f'handlers.enabled = ["bench"]\n[policies.default]\ntokenizer = {json.dumps(str(tokenizer))}\n')
+    config.write_text(
+        f'handlers.enabled = ["bench"]\ntimeouts.engine_stall_s = 20\n[policies.default]\ntokenizer = {json.dumps(str(tokenizer))}\n'
+    )
     with daemon(place, None, "--no-embedded", "--config", str(config)) as here, here.client() as client:
         yield client
 
