@@ -124,9 +124,9 @@ def ends(client: Client, numbers: range) -> list[JobRecord]:
 def serving(place: Path, tokenizer: Path) -> Iterator[Client]:
     """A daemon without an engine of its own."""
     config = place / "real.toml"
-    config.write_text(
-        f'handlers.enabled = ["bench"]\ntimeouts.engine_stall_s = 20\n[policies.default]\ntokenizer = {json.dumps(str(tokenizer))}\n'
-    )
+    settings = ['handlers.enabled = ["bench"]', "timeouts.engine_stall_s = 20"]
+    policy = ["[policies.default]", f"tokenizer = {json.dumps(str(tokenizer))}"]
+    config.write_text("\n".join([*settings, *policy]))
     with daemon(place, None, "--no-embedded", "--config", str(config)) as here, here.client() as client:
         yield client
 
