@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import signal
-import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -20,9 +20,9 @@ from prorld.domain.job import Sampling
 from prorld.domain.outcome import OutcomeKind
 from prorld.wire.jobs import JobRecord, SubmitJob
 from prorld.wire.ops import AddBackend, BackendKindName
-from tests.daemon.support import daemon, environ, until
+from tests.daemon.support import daemon, environ, processes, until
 from tests.real.conftest import CACHE_FLAGS, PAIR_FLAGS
-from tests.real.vllm_server import vllm_server
+from tests.real.vllm_server import guarded, vllm_server
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 
@@ -40,9 +40,14 @@ class Engine:
         self._pid = pid
 
     def signal(self, number: signal.Signals) -> None:
-        """To its process group. The embedded engine is in another one than the command that started it: killed, the
-        command takes it along; frozen, it reads no log any more, and the engine stands still with a cheerful health.
-        """
+        """To all that it started; the embedded engine is in another process group than its command."""
+        family = {self._pid}
+        for pid, parent, _ in sorted(processes()):
+            if parent in family:
+                family.add(pid)
+        for pid in family - {self._pid}:
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
         os.killpg(self._pid, number)
 
 
@@ -70,16 +75,10 @@ def vllm_engine(python: str, model: Path, folder: Path) -> Iterator[Engine]:
 def embedded_engine(folder: Path) -> Iterator[Engine]:
     """The embedded engine, started by its command."""
     command = [sys.executable, "-m", "prorld.cli", "engine", "start", "embedded", "--slots", "8", "--context", "2048"]
-    with subprocess.Popen(
-        [*command, "--no-register"], env=environ(folder), stdout=subprocess.PIPE, text=True, start_new_session=True
-    ) as process:
-        assert process.stdout is not None
-        said = process.stdout.readline()
-        assert " engine at " in said, said
-        try:
-            yield Engine("llamacpp", said.split(" engine at ")[1].split(",")[0], process.pid)
-        finally:
-            os.killpg(process.pid, signal.SIGKILL)
+    said = folder / f"embedded-{secrets.token_hex(4)}.log"
+    with said.open("wb") as output, guarded([*command, "--no-register"], environ(folder), output.fileno()) as process:
+        until(lambda: " engine at " in said.read_text(), 60, "the engine is up")
+        yield Engine("llamacpp", said.read_text().split(" engine at ")[1].split(",")[0], process.pid)
 
 
 def job(number: int, turns: int = 4) -> SubmitJob:
