@@ -56,7 +56,9 @@ def run(args: argparse.Namespace) -> int:
     from prorld.log import configure
 
     loaded = load_demo(args)
-    loaded.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    # A later `prorld serve` keeps its secrets in the parent, which only has these rights if it is named itself.
+    loaded.state_dir.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    loaded.state_dir.mkdir(mode=0o700, exist_ok=True)
     log = loaded.state_dir / LOG_FILE
     with log.open("w", encoding="utf-8") as stream:
         configure(loaded.config.log.level, "json", stream=stream)

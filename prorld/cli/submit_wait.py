@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import islice
 
 from prorld.cli.jobs import each
@@ -11,6 +11,7 @@ from prorld.cli.output import clean, count, note, program, typed
 from prorld.client import Client, ClientError
 from prorld.domain.job import JobState
 from prorld.wire.jobs import JobRecord
+from prorld.wire.ops import Condition
 
 __all__ = ["Waiting", "cancel_hint", "handed_in"]
 
@@ -56,6 +57,11 @@ def _groups(records: Sequence[JobRecord]) -> list[str]:
 def _shortened(names: Sequence[str]) -> str:
     more = len(names) - SHOWN_MAX
     return ", ".join(names[:SHOWN_MAX]) + (f", {more} more" if more > 0 else "")
+
+
+def _concerns(item: Condition, policies: Collection[str]) -> bool:
+    """Whether it can be what these jobs wait for: what drains goes on with its jobs, and policies are apart."""
+    return item.code != "draining" and (item.policy is None or item.policy in policies)
 
 
 class Waiting:
@@ -111,8 +117,8 @@ class Waiting:
         if not self._open or time.monotonic() < self._news_at:
             return
         self._news_at = time.monotonic() + QUIET_S
-        # What drains goes on with the jobs that it has.
-        missing = [item for item in self._client.ready().missing if item.code != "draining"]
+        policies = {record.policy for record in self._open.values()}
+        missing = [item for item in self._client.ready().missing if _concerns(item, policies)]
         words = "; ".join(f"{clean(item.message)}; {clean(typed(item.cure))}" for item in missing)
         if words and words != self._told:
             note(f"waiting: {words}")

@@ -124,8 +124,8 @@ def _check_secrets(name: str, directory: Path, mode: int) -> Finding:
         return _fail(
             name, f"{token} can be read by others", f"delete it and restart the daemon, or `chmod 600 {token}`"
         )
-    if stat.S_IMODE(mode) & 0o022:
-        return _warn(name, f"{directory} can be changed by others", f"`chmod 700 {directory}`")
+    if stat.S_IMODE(mode) & OPEN_TO_OTHERS:
+        return _fail(name, f"{directory} can be read or changed by others", f"`chmod 700 {directory}`")
     return _ok(name, str(directory))
 
 

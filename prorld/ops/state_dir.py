@@ -14,10 +14,12 @@ import msgspec
 from prorld.errors import ConfigError
 from prorld.wire.ops import Endpoint
 
-__all__ = ["ENDPOINT_FILE", "announced", "held"]
+__all__ = ["ENDPOINT_FILE", "OPEN_TO_OTHERS", "announced", "held"]
 
 ENDPOINT_FILE = "endpoint.json"
 LOCK_FILE = "lock"
+# What others may not do in it; passing through they may.
+OPEN_TO_OTHERS = 0o066
 
 
 @contextmanager
@@ -45,7 +47,7 @@ def _check_private(directory: Path) -> None:
     if found.st_uid != os.geteuid():
         raise ConfigError(f"the state directory {directory} belongs to another user; choose another --state-dir")
     # Others may pass through: as root, sandboxes with an image run as somebody else and lie below it.
-    if stat.S_IMODE(found.st_mode) & 0o066:
+    if stat.S_IMODE(found.st_mode) & OPEN_TO_OTHERS:
         raise ConfigError(f"others can read or write the state directory {directory}; `chmod 700` it")
 
 

@@ -33,6 +33,7 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     cure: str
     severity: Literal["error", "warning"] = "error"
     broken_for_s: float | None = None
+    policy: str | None = None
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True):
