@@ -40,6 +40,7 @@ KINDS = (
     Kind(code="draining", severity="error"),
     Kind(code="policy_paused", severity="error"),
     Kind(code="no_backend", severity="error"),
+    Kind(code="policy_unused", severity="warning"),
     Kind(code="engine_quarantined", severity="warning"),
     Kind(code="no_handlers", severity="error"),
     Kind(code="handlers_broken", severity="warning"),
@@ -98,6 +99,7 @@ def checks(parts: Parts) -> list[Check]:
         "draining": _draining,
         "policy_paused": _policy_paused,
         "no_backend": _no_backend,
+        "policy_unused": _policy_unused,
         "engine_quarantined": _engine_quarantined,
         "no_handlers": _no_handlers,
         "handlers_broken": _handlers_broken,
@@ -137,6 +139,7 @@ def _policy_paused(parts: Parts) -> list[Trouble]:
         Trouble(
             f"policy {name} is paused by {pause.holder} since {pause.since}",
             f"its holder resumes it, or an admin: `prorld policies resume {name}`",
+            name,
         )
         for name, pause in parts.control.paused()
     ]
@@ -145,30 +148,49 @@ def _policy_paused(parts: Parts) -> list[Trouble]:
 def _engine_quarantined(parts: Parts) -> list[Trouble]:
     found = parts.control.quarantined()
     more = len(found) - ENGINES_NAMED_MAX
-    shown = [
-        Trouble(f"engine {backend_id} of policy {policy} is kept out: {words}", "`prorld policies update` names it")
-        for policy, backend_id, words in found[:ENGINES_NAMED_MAX]
-    ]
+    shown = [_kept_out(parts, *engine) for engine in found[:ENGINES_NAMED_MAX]]
     return shown + ([Trouble(f"and {more} more engines are kept out", "see GET /v1/backends")] if more > 0 else [])
+
+
+def _kept_out(parts: Parts, policy: str, backend_id: str, words: str) -> Trouble:
+    version = parts.control.gate(policy).version.version
+    bring = f"prorld policies update {policy} --version {version} --how none --backend {backend_id}"
+    cure = f"if its weights are those of version {version}: `{bring}`; else with --path, or remove it"
+    return Trouble(f"engine {backend_id} of policy {policy} is kept out: {words}", cure, policy)
 
 
 def _no_backend(parts: Parts) -> list[Trouble]:
     return [
         _no_engine(name, [url for policy, url in parts.engines if policy == name])
         for name in parts.policies.names()
-        if not parts.pool.has_engine(name)
+        if not parts.pool.has_engine(name) and not _is_unused(parts, name)
     ]
+
+
+def _policy_unused(parts: Parts) -> list[Trouble]:
+    return [
+        Trouble(f"policy {name} has never had an engine", "register one with `prorld backends add`", name)
+        for name in parts.policies.names()
+        if _is_unused(parts, name)
+    ]
+
+
+def _is_unused(parts: Parts, policy: str) -> bool:
+    """Made while the daemon ran, by somebody who has given it no engine yet: no reason to turn others away."""
+    configured = policy == "default" or any(name == policy for name, _ in parts.engines)
+    return not configured and parts.pool.list(policy).generation == 0
 
 
 def _no_engine(policy: str, urls: Sequence[str]) -> Trouble:
     words = f"policy {policy} has no engine that is up"
     if not urls:
-        return Trouble(words, "register one with POST /v1/backends, or wait for it to start")
+        return Trouble(words, "start one with `prorld engine start`, or `prorld backends add` one that runs", policy)
     more = f" and {len(urls) - ENGINES_NAMED_MAX} more" if len(urls) > ENGINES_NAMED_MAX else ""
     named = ", ".join(urls[:ENGINES_NAMED_MAX]) + more
     return Trouble(
         f"{words}; the configuration names {named}",
         "start it, or see why it is not taken: backend.absent in the daemon's log, or `prorld doctor`",
+        policy,
     )
 
 

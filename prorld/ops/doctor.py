@@ -22,6 +22,7 @@ import msgspec
 import trio
 
 from prorld.config import Config
+from prorld.ops.state_dir import OPEN_TO_OTHERS
 from prorld.wire.ops import Endpoint
 
 __all__ = ["Finding", "SandboxProbe", "check_tokenizers", "examine"]

@@ -40,6 +40,7 @@ class Trouble(NamedTuple):
 
     message: str
     cure: str
+    policy: str | None = None
 
 
 class Check(NamedTuple):
@@ -83,6 +84,7 @@ class Health:
                     cure=trouble.cure,
                     severity=kind.severity,
                     broken_for_s=round(now - since, 3),
+                    policy=trouble.policy,
                 )
                 for trouble in troubles
             ]

@@ -67,7 +67,7 @@ class EventLog:
         """Wait until there is an event with a higher number. The caller's scope bounds the wait."""
         while self._last <= seq:
             # Made by the first who waits: most jobs are followed by nobody.
-            self._changed = self._changed or trio.Event()
+            self._changed = trio.Event() if self._changed is None else self._changed
             await self._changed.wait()
         await trio.lowlevel.checkpoint()
 
@@ -142,7 +142,7 @@ class Feed:
             found, seq = self.after(seq, 1, tenant)
             if found:
                 return
-            self._changed = self._changed or trio.Event()
+            self._changed = trio.Event() if self._changed is None else self._changed
             await self._changed.wait()
 
 

@@ -56,7 +56,7 @@ def test_state_directory(tmp_path):
     assert "chmod 600" in (doctor.check_state_dir(place, me).cure or "")
     (place / "token").chmod(0o600)
     place.chmod(0o777)
-    assert doctor.check_state_dir(place, me).state == "warn"
+    assert doctor.check_state_dir(place, me).state == "fail"
     (tmp_path / "file").write_text("")
     assert doctor.check_state_dir(tmp_path / "file", me).state == "fail"
 

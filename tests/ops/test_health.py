@@ -10,11 +10,12 @@ import pytest
 from structlog.testing import capture_logs
 
 from prorld.domain.policy import Pause
+from prorld.inference.policy_gate import PolicyGate
 from prorld.kit.loop_lag import LoopLag
 from prorld.ops.conditions import KINDS, Disk, Parts, checks
 from prorld.ops.health import LOG_AFTER_S, Check, Health, Kind, Trouble
 from prorld.rollout.audit import DriftSeen
-from prorld.wire.ops import StagePatch, StagesPatch
+from prorld.wire.ops import BackendList, StagePatch, StagesPatch
 from tests.rollout.support import room
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -96,8 +97,11 @@ class FakeWarden:
 class Names:
     """Policies."""
 
+    def __init__(self, *more: str) -> None:
+        self._more = more
+
     def names(self) -> list[str]:
-        return ["default"]
+        return ["default", *self._more]
 
 
 class _Held:
@@ -105,6 +109,9 @@ class _Held:
 
     def paused(self) -> list[tuple[str, Pause]]:
         return [("default", Pause(pause_id="p", holder="alice", mode="abort", since="2026-01-01T00:00:00Z"))]
+
+    def gate(self, policy: str) -> PolicyGate:
+        return PolicyGate(policy)
 
     def quarantined(self) -> list[tuple[str, str, str]]:
         return [("default", f"b-{n}", "it says another version") for n in range(9)]
@@ -129,13 +136,15 @@ async def test_every_condition_can_hold_and_has_a_cure() -> None:
         lag.note(0.5)
         disk.free_bytes = 1 << 20
         broken = Parts(
-            supervisor=_Full(here.supervisor), auditor=_Alarmed(), pool=_Nobody(), policies=Names(), control=_Held(),  # type: ignore[arg-type]
-            registry=_Broken(),  # type: ignore[arg-type]
+            supervisor=_Full(here.supervisor), auditor=_Alarmed(), pool=_Nobody(), policies=Names("new"),  # type: ignore[arg-type]
+            control=_Held(), registry=_Broken(),  # type: ignore[arg-type]
             warden=warden, lag=lag, disk=disk, no_sandbox="no bubblewrap; install it", is_root=True,  # type: ignore[arg-type]
         )  # fmt: skip
         found = {check.kind.code: list(check.look()) for check in checks(broken)}
         assert [code for code, troubles in found.items() if not troubles] == []
         assert len(found["stage_paused"]) == 1
+        assert [trouble.policy for trouble in found["no_backend"]] == ["default"]
+        assert [trouble.policy for trouble in found["policy_unused"]] == ["new"]
         waiting = replace(broken, engines=[("default", "http://gpu1:8000"), ("other", "http://x")])
         (trouble,) = next(check for check in checks(waiting) if check.kind.code == "no_backend").look()
         assert "the configuration names http://gpu1:8000" in trouble.message
@@ -175,6 +184,9 @@ class _Nobody:
 
     def has_engine(self, name: str) -> bool:
         return False
+
+    def list(self, policy: str) -> BackendList:
+        return BackendList(items=[])
 
 
 class _Entry:

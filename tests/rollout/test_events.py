@@ -105,3 +105,25 @@ async def test_a_waiting_tenant_sleeps_through_the_events_of_others(autojump_clo
         assert not woken.is_set()
         feed.of_job("a", "j", job_event(1))
         await woken.wait()
+
+
+async def test_many_may_wait_for_the_same_event() -> None:
+    """Each of those who follow one job, or the daemon, is told."""
+    log, feed, told = EventLog(), Feed(SystemClock()), []
+
+    async def follow(sequence: EventLog, name: str) -> None:
+        await sequence.wait_after(0)
+        told.append(name)
+
+    async def follow_all(name: str) -> None:
+        await feed.wait_after(0, None)
+        told.append(name)
+
+    async with trio.open_nursery() as nursery:
+        for number in range(3):
+            nursery.start_soon(follow, log, f"job {number}")
+            nursery.start_soon(follow_all, f"all {number}")
+        await trio.testing.wait_all_tasks_blocked()
+        log.emit("job.turn", "now")
+        feed.of_daemon("daemon.draining")
+    assert sorted(told) == ["all 0", "all 1", "all 2", "job 0", "job 1", "job 2"]
