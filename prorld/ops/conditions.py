@@ -15,7 +15,7 @@ from structlog.typing import FilteringBoundLogger
 from prorld.domain.outcome import STAGES
 from prorld.handlers.registry import Registry
 from prorld.inference.policies import Policies
-from prorld.inference.policy_control import PolicyControl
+from prorld.inference.policy_book import PolicyBook
 from prorld.inference.pool import BackendPool
 from prorld.kit.loop_lag import LoopLag
 from prorld.ops.health import Check, Health, Kind, Trouble
@@ -82,7 +82,7 @@ class Parts:
     auditor: Auditor
     pool: BackendPool
     policies: Policies
-    control: PolicyControl
+    book: PolicyBook
     registry: Registry
     warden: Warden
     lag: LoopLag
@@ -138,12 +138,12 @@ def _policy_paused(parts: Parts) -> list[Trouble]:
             f"policy {name} is paused by {pause.holder} since {pause.since}",
             f"its holder resumes it, or an admin: `prorld policies resume {name}`",
         )
-        for name, pause in parts.control.paused()
+        for name, pause in parts.book.paused()
     ]
 
 
 def _engine_quarantined(parts: Parts) -> list[Trouble]:
-    found = parts.control.quarantined()
+    found = parts.book.quarantined()
     more = len(found) - ENGINES_NAMED_MAX
     shown = [
         Trouble(f"engine {backend_id} of policy {policy} is kept out: {words}", "`prorld policies update` names it")

@@ -240,7 +240,7 @@ async def test_calls_of_an_engine_without_control_are_waited_for(autojump_clock)
         assert update.state == "done"
         await here.finish("k")
         assert (spans(here, "j"), spans(here, "k")) == ([(0, 0, TOKENS)], [(0, 2, TOKENS)])
-        assert here.policies.cut_total() == {"default": 0}
+        assert here.book.cut_total() == {"default": 0}
 
 
 async def test_calls_of_an_engine_without_control_are_cut_off(autojump_clock) -> None:
@@ -253,7 +253,7 @@ async def test_calls_of_an_engine_without_control_are_cut_off(autojump_clock) ->
         assert trio.current_time() - began == pytest.approx(GRACE_SECONDS, abs=0.1)
         await assert_sound(here, await here.supervisor.wait_done("j", "tests"))
         assert spans(here, "j") == [(0, 2, TOKENS)]
-        assert here.policies.cut_total() == {"default": 1}
+        assert here.book.cut_total() == {"default": 1}
 
 
 async def test_an_engine_without_control_is_taken_at_its_last_word(autojump_clock) -> None:
@@ -332,13 +332,13 @@ async def test_a_quarantined_engine_comes_in_by_an_update_that_names_it(autojump
         await updated(here, 1)
         info = next(info for info in here.pool.list().items if info.url == "fake://rebel")
         assert "no such file" in info.details["quarantine"]
-        assert [found[1] for found in here.policies.quarantined()] == [info.backend_id]
+        assert [found[1] for found in here.book.quarantined()] == [info.backend_id]
         broken.breaks = ""
         await here.submit("j")
         await trio.sleep(2.5)
         update = await updated(here, 1, backends=[info.backend_id])
         assert (update.state, states(here)) == ("done", {"good": "up", "rebel": "up"})
-        assert here.policies.quarantined() == []
+        assert here.book.quarantined() == []
         record = await here.supervisor.wait_done("j", "tests")
         await assert_sound(here, record)
         assert len(here.supervisor.trajectory("j", "tests").calls) == 1
@@ -381,7 +381,7 @@ async def test_an_engine_that_says_another_version_is_kept_out(autojump_clock) -
         here.backends[1].revive()
         await trio.sleep(20)
         assert states(here)["two"] == "quarantined"
-        (found,) = here.policies.quarantined()
+        (found,) = here.book.quarantined()
         assert "prorld-0.0" in found[2]
         assert "prorld-0.5" in found[2]
 
@@ -427,7 +427,7 @@ async def test_a_trainer_moves_the_weights_itself(autojump_clock) -> None:
         for backend in here.backends:
             assert backend.engine.is_paused
             assert not backend.live
-        assert [(name, pause.holder) for name, pause in here.policies.paused()] == [("default", "alice")]
+        assert [(name, pause.holder) for name, pause in here.book.paused()] == [("default", "alice")]
         wish = ResumePolicy(pause_id=paused.pause_id, version=4)
         done = await here.policies.resume("default", wish)
         assert [(result.ok, result.version) for result in done.backends] == [(True, 4), (True, 4)]
@@ -435,7 +435,7 @@ async def test_a_trainer_moves_the_weights_itself(autojump_clock) -> None:
         assert await here.policies.resume("default", wish) == done
         await assert_sound(here, await here.supervisor.wait_done("j", "tests"))
         assert spans(here, "j") == [(0, 0, 7), (0, 4, TOKENS - 7)]
-        assert here.policies.paused() == []
+        assert here.book.paused() == []
 
 
 async def test_a_resume_without_a_change_keeps_the_version(autojump_clock) -> None:
@@ -529,7 +529,7 @@ async def test_whoever_asked_may_leave(autojump_clock) -> None:
         assert scope.cancelled_caught
         await trio.sleep(100)
         assert here.backends[0].engine.is_paused
-        assert not here.policies.gate("default").is_open
+        assert not here.book.gate("default").is_open
 
 
 # --- adapters ---------------------------------------------------------------------------------------------------------
@@ -672,7 +672,7 @@ async def test_a_restart_keeps_everything(autojump_clock) -> None:
         backend = here.backends[0]
     async with room(backends=[backend], kept=kept) as there:
         assert there.policies.get("mine", None).max_staleness == 3
-        assert [(name, pause.holder) for name, pause in there.policies.paused()] == [("default", "alice")]
+        assert [(name, pause.holder) for name, pause in there.book.paused()] == [("default", "alice")]
         await there.submit("j")
         await trio.sleep(100)
         assert backend.requests == []
@@ -688,7 +688,7 @@ async def test_an_update_that_a_restart_met_has_failed_and_stays_paused(autojump
     async with room(backends=[rebel("load", "hang")], kept=kept) as here:
         begun = await here.policies.update("default", UpdatePolicy(version=1, how="reload", path="/w"), "alice")
         await trio.sleep(5)
-        assert here.policies.paused() == []
+        assert here.book.paused() == []
     async with room(backends=[engine()], kept=kept) as there:
         found = there.policies.get_update("default", begun.update_id)
         assert (found.state, found.code) == ("failed", "interrupted")
@@ -729,4 +729,4 @@ async def test_events_and_numbers_tell_of_it(autojump_clock) -> None:
         assert told == [("policy.paused", None), ("policy.resumed", 1), ("policy.updated", 2)]
         assert here.metrics.value("prorld_policy_version", policy="default") == 2
         assert here.metrics.value("prorld_policy_updates_total", how="reload", result="done") == 1
-        assert here.policies.closed_s()["default"] == pytest.approx(13, abs=0.5)
+        assert here.book.closed_s()["default"] == pytest.approx(13, abs=0.5)
