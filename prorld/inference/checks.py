@@ -14,8 +14,10 @@ from typing import get_args
 from prorld.domain.branch import VersionSpan
 from prorld.domain.calls import FinishReason
 from prorld.errors import MalformedReply
+from prorld.inference.contract import Generation
 
 __all__ = [
+    "check_generation",
     "checked_finish",
     "checked_logprobs",
     "checked_prompt",
@@ -109,3 +111,12 @@ def checked_spans(spans: Sequence[VersionSpan], sampled: int, where: str) -> tup
     if covered != sampled:
         raise MalformedReply(f"{where}: version spans cover {covered} of {sampled} tokens")
     return tuple(span for span in spans if span.end > span.start)
+
+
+def check_generation(generation: Generation, limit: int) -> None:
+    """Clients check their engine's replies; this holds for any client."""
+    where = "the reply"
+    sampled = checked_sampled(generation.token_ids, limit, where)
+    checked_logprobs(generation.logprobs, sampled, where)
+    checked_finish(generation.finish, len(sampled), where)
+    checked_spans(generation.versions, len(sampled), where)
