@@ -25,26 +25,11 @@ from prorld.inference.contract import (
 )
 from prorld.testing.scripted_engine.engine import Call, Paused, Refused, Sampled, ScriptedEngine
 from prorld.testing.scripted_engine.faults import FaultPlan
-from prorld.testing.scripted_engine.script import Fault, FaultKind, FaultPlace, Script, scripted_logprob
+from prorld.testing.scripted_engine.script import MALFORMED, Fault, FaultKind, FaultPlace, Script, scripted_logprob
 
 __all__ = ["FakeBackend"]
 
-_MALFORMED: frozenset[FaultKind] = frozenset(
-    {
-        "truncated",
-        "garbage",
-        "lengths",
-        "other_ids",
-        "no_ids",
-        "nan",
-        "infinite",
-        "sentinel",
-        "prompt_ids",
-        "prompt_length",
-        "spans",
-        "too_many",
-    }
-)
+_MALFORMED: frozenset[FaultKind] = frozenset({"truncated", *MALFORMED})
 
 
 class FakeBackend:
