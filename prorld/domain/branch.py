@@ -12,6 +12,7 @@ from typing import Literal
 import msgspec
 
 from prorld.domain.messages import Message
+from prorld.domain.versions import parse_label
 
 Source = Literal["prompt", "sampled", "observation", "glue"]
 ForkReason = Literal["compaction", "think_strip", "sub_agent", "history_rewrite", "renderer_refused"]
@@ -26,6 +27,14 @@ class VersionSpan(msgspec.Struct, frozen=True, kw_only=True):
     end: int
     epoch: int = 0
     version: int | None = None
+
+
+def labelled(label: str | None, start: int, end: int) -> VersionSpan:
+    """The span of tokens that an engine labels so; without a version where the label means none of ours."""
+    version = parse_label(label)
+    if version is None:
+        return VersionSpan(start=start, end=end)
+    return VersionSpan(start=start, end=end, epoch=version.epoch, version=version.version)
 
 
 class Segment(msgspec.Struct, frozen=True, kw_only=True):

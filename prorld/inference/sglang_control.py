@@ -15,8 +15,8 @@ from prorld.errors import BackendError, ContextOverflow, MalformedReply, Unsuppo
 from prorld.inference.checks import checked_logprobs, checked_prompt
 from prorld.inference.contract import Capabilities, EngineLoad, PauseMode, WeightRef
 from prorld.inference.engine_http import EngineHttp, within
+from prorld.inference.http_backend import HttpBackend
 from prorld.inference.sglang_wire import DONE, GENERATED, LOADS, MODEL_INFO, scores_of
-from prorld.inference.uncontrolled import Uncontrolled
 from prorld.kit.http_client import BodyMalformed, decode_json
 
 __all__ = ["SglangControl"]
@@ -33,19 +33,13 @@ _NO_ADAPTER = ("not found", "not loaded", "does not exist", "not registered")
 _HAS_ADAPTER = ("already loaded", "already been loaded", "already exists", "already registered")
 
 
-class SglangControl(Uncontrolled):
+class SglangControl(HttpBackend):
     """The optional part of ``Backend`` for SGLang. ``_found`` and ``_label`` are what the last look at it found."""
 
     def __init__(self, http: EngineHttp) -> None:
-        super().__init__()
-        self._http = http
+        super().__init__(http)
         self._found: Capabilities | None = None
         self._label: str | None = None
-
-    @property
-    def url(self) -> str:
-        """Where the engine is."""
-        return self._http.url
 
     def _can(self) -> Capabilities:
         if self._found is None:

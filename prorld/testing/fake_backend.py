@@ -10,7 +10,7 @@ from array import array
 
 import trio
 
-from prorld.domain.branch import VersionSpan
+from prorld.domain.branch import labelled
 from prorld.domain.versions import PolicyVersion, parse_label
 from prorld.errors import BackendError, ContextOverflow, EngineBusy, MalformedReply
 from prorld.inference.checks import checked_finish, checked_logprobs, checked_sampled, checked_spans
@@ -233,9 +233,9 @@ def _generation(request: GenerationRequest, sampled: Sampled, seconds: float) ->
     ids = checked_sampled(sampled.ids, request.max_tokens, where)
     before = len(request.token_ids)
     logprobs = array("f", [scripted_logprob(token, before + at) for at, token in enumerate(ids)])
-    spans = [_span(label, start, end) for label, start, end in sampled.spans]
+    spans = [labelled(label, start, end) for label, start, end in sampled.spans]
     if request.adapter is not None:
-        spans = [_span(request.adapter, 0, len(ids))]
+        spans = [labelled(request.adapter, 0, len(ids))]
     return Generation(
         token_ids=ids,
         logprobs=checked_logprobs(logprobs, ids, where),
@@ -247,10 +247,3 @@ def _generation(request: GenerationRequest, sampled: Sampled, seconds: float) ->
         engine_request_id=request.request_id,
         latency_s=seconds,
     )
-
-
-def _span(label: str, start: int, end: int) -> VersionSpan:
-    version = parse_label(label)
-    if version is None:
-        return VersionSpan(start=start, end=end)
-    return VersionSpan(start=start, end=end, epoch=version.epoch, version=version.version)
