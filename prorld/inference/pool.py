@@ -18,7 +18,6 @@ from structlog.typing import FilteringBoundLogger
 from prorld.domain.backends import BackendState
 from prorld.domain.versions import PolicyVersion
 from prorld.errors import BackendError, BadRequest, Conflict, Overloaded
-from prorld.inference.affinity import slack_of
 from prorld.inference.contract import Backend
 from prorld.inference.desk import Desk
 from prorld.inference.engines import BACKENDS_MAX, Engines, same_address
@@ -160,16 +159,13 @@ class BackendPool:
     # --- who gets which -----------------------------------------------------------------------------------------------
 
     @asynccontextmanager
-    async def lease(
-        self, policy: str, *, group_id: str | None = None, group_size: int | None = None
-    ) -> AsyncIterator[Lease]:
+    async def lease(self, policy: str, *, group_id: str | None = None) -> AsyncIterator[Lease]:
         """An engine of the policy for the length of the block; waits for one, under the caller's deadline.
 
         Members of a group come to the same engine as long as it is not much busier than the others.
         """
-        slack = slack_of(group_size)
-        entry = await self._desk.assign(policy, group_id=group_id, slack=slack, avoid=())
-        lease = Lease(self._desk, policy, group_id, slack, entry)
+        entry = await self._desk.assign(policy, group_id=group_id, avoid=())
+        lease = Lease(self._desk, policy, group_id, entry)
         try:
             yield lease
         finally:
