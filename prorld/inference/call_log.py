@@ -74,8 +74,7 @@ class CallLog:
     def add(self, record: CallRecord) -> None:
         """Its tokens were taken."""
         self._calls.append(record)
-        spans = record.policy_versions
-        found = {PolicyVersion(span.epoch, span.version) for span in spans if span.version is not None}
+        found = {span.made_by for span in record.policy_versions if span.made_by is not None}
         every = sorted(found.union(self._ends))
         epochs = {version.epoch for version in every}
         ends = ([version for version in every if version.epoch == epoch] for epoch in epochs)

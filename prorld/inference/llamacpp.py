@@ -22,7 +22,7 @@ import msgspec
 import trio
 
 from prorld.errors import BackendError, ContextOverflow, MalformedReply, Unsupported
-from prorld.inference.checks import checked_logprobs, checked_prompt, checked_sampled, checked_token_ids
+from prorld.inference.checks import check_scorable, checked_logprobs, checked_prompt, checked_sampled, checked_token_ids
 from prorld.inference.contract import (
     BackendKind,
     Capabilities,
@@ -244,10 +244,7 @@ class LlamaCppBackend(HttpBackend):
             raise AssertionError("score before probe")
         where = f"score of {self.url}"
         ids = checked_token_ids(token_ids, "the tokens")
-        if not 1 <= start <= len(ids):
-            raise ValueError(f"a score starts between 1 and {len(ids)}, not at {start}")
-        if len(ids) > facts.context:
-            raise ContextOverflow(f"{len(ids)} tokens, the context of {self.url} holds {facts.context}")
+        check_scorable(len(ids), start, facts.context, self.url)
         if len(ids) - start > SCORE_TOKENS_MAX:
             raise Unsupported(f"{len(ids) - start} tokens to score; {self.url} takes {SCORE_TOKENS_MAX} at most")
         values = [await self._score_one(ids[:at], ids[at], facts, where) for at in range(start, len(ids))]

@@ -72,7 +72,7 @@ class Flight:
             return msgspec.structs.replace(generation, versions=self._as_begun(generation.versions))
         known: list[VersionSpan] = []
         for span in generation.versions:
-            said = None if span.version is None else PolicyVersion(span.epoch, span.version)
+            said = span.made_by
             if said in self.versions:
                 known.append(span)
             elif not self._found.control and said in (None, _FIRST):

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import trio
 
 from prorld.domain.versions import PolicyVersion, parse_label
-from prorld.errors import BackendError, ContextOverflow, MalformedReply, Unsupported
-from prorld.inference.checks import checked_logprobs, checked_prompt
+from prorld.errors import BackendError, MalformedReply, Unsupported
+from prorld.inference.checks import check_scorable, checked_logprobs, checked_prompt
 from prorld.inference.contract import Capabilities, EngineLoad, PauseMode, WeightRef
 from prorld.inference.engine_http import EngineHttp, within
 from prorld.inference.http_backend import HttpBackend
@@ -155,14 +155,9 @@ class SglangControl(HttpBackend):
     async def score(self, token_ids: array[int], start: int) -> array[float]:
         """The raw log-probability of every token from ``start`` on."""
         found = self._can()
-        if not 1 <= start <= len(token_ids):
-            raise ValueError(f"a score starts between 1 and {len(token_ids)}, not at {start}")
+        check_scorable(len(token_ids), start, found.max_context_tokens, self.url)
         if start == len(token_ids):
             return array("f")
-        if len(token_ids) > found.max_context_tokens:
-            raise ContextOverflow(
-                f"{len(token_ids)} tokens, the context of {self.url} holds {found.max_context_tokens}"
-            )
         where = f"score of {self.url}"
         payload = {
             "input_ids": list(token_ids),

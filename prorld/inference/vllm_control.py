@@ -12,8 +12,8 @@ from typing import Any
 import trio
 
 from prorld.domain.versions import PolicyVersion, parse_label
-from prorld.errors import BackendError, ContextOverflow, MalformedReply, Unsupported
-from prorld.inference.checks import checked_logprobs, checked_prompt
+from prorld.errors import BackendError, MalformedReply, Unsupported
+from prorld.inference.checks import check_scorable, checked_logprobs, checked_prompt
 from prorld.inference.contract import Capabilities, PauseMode, WeightRef
 from prorld.inference.engine_http import CLOSED, EngineHttp, raise_for_status, within
 from prorld.inference.http_backend import HttpBackend
@@ -175,14 +175,9 @@ class VllmControl(HttpBackend):
         found = self._can()
         if not found.scores:
             raise Unsupported(f"scoring ends the engine of {self.url}: a CPU build with adapters")
-        if not 1 <= start <= len(token_ids):
-            raise ValueError(f"a score starts between 1 and {len(token_ids)}, not at {start}")
+        check_scorable(len(token_ids), start, found.max_context_tokens, self.url)
         if start == len(token_ids):
             return array("f")
-        if len(token_ids) > found.max_context_tokens:
-            raise ContextOverflow(
-                f"{len(token_ids)} tokens, the context of {self.url} holds {found.max_context_tokens}"
-            )
         where = f"score of {self.url}"
         forced = int(token_ids[-1]) if len(token_ids) == found.max_context_tokens else None
         if forced is not None and found.logprobs_mode != "raw":

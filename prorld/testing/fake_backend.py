@@ -13,7 +13,7 @@ import trio
 from prorld.domain.branch import labelled
 from prorld.domain.versions import PolicyVersion, parse_label
 from prorld.errors import BackendError, ContextOverflow, EngineBusy, MalformedReply
-from prorld.inference.checks import checked_finish, checked_logprobs, checked_sampled, checked_spans
+from prorld.inference.checks import check_scorable, checked_finish, checked_logprobs, checked_sampled, checked_spans
 from prorld.inference.contract import (
     BackendKind,
     Capabilities,
@@ -162,10 +162,7 @@ class FakeBackend:
     async def score(self, token_ids: array[int], start: int) -> array[float]:
         """What sampling these very tokens would have said."""
         fault = await self._control("score")
-        if not 1 <= start <= len(token_ids):
-            raise ValueError(f"a score starts between 1 and {len(token_ids)}, not at {start}")
-        if len(token_ids) > self.script.max_model_len:
-            raise ContextOverflow(f"{len(token_ids)} tokens", status=400)
+        check_scorable(len(token_ids), start, self.script.max_model_len, self._url)
         if fault is not None and fault.kind in _MALFORMED:
             raise MalformedReply(f"scripted fault: {fault.kind}")
         return array("f", [scripted_logprob(token_ids[at], at) for at in range(start, len(token_ids))])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from prorld.errors import RendererError
 from prorld.tokens.guard import MARK, Guard, GuardedTokenizer
 from tests.tokens.families import LLAMA, MINIMAX, byte_level
-from tests.tokens.support import CONTROL, MARKUP, tiny
+from tests.tokens.support import CONTROL, MARKUP, control, tiny
 
 TINY = tiny()
 GUARD = Guard(TINY)
@@ -23,11 +23,6 @@ spelling = st.lists(
         st.text(max_size=5),
     )
 ).map("".join)
-
-
-def control(ids: list[int]) -> list[int]:
-    """The control tokens among ids."""
-    return [token for token in ids if token in set(TINY.control_tokens.values())]
 
 
 @settings(deadline=None)
@@ -44,7 +39,7 @@ def test_marked_texts_come_back_as_they_were(texts: list[str]) -> None:
 def test_no_control_token_is_made_of_texts(one: str, other: str, between: str) -> None:
     """Neither by a text, nor by two, nor by a text and half a token of the template's."""
     ids = TOKENIZER.encode(GUARD.mark(one) + between + GUARD.mark(other))
-    assert control(ids) == control(TINY.encode(between))
+    assert control(TINY, ids) == control(TINY, TINY.encode(between))
     if not one.isspace() and not other.isspace():
         assert TINY.decode(ids) == (one + between + other).encode("utf-8", "replace").decode()
 
@@ -73,7 +68,7 @@ def test_plain_names_are_left_alone() -> None:
     assert GUARD.mark_kind("call_0:bash", "spoken") != "call_0:bash"
     for name in ("<tool_call>", "a b", "a\n", ""):
         assert GUARD.unmark(GUARD.mark_kind(name, "data")) == name
-    assert not control(TOKENIZER.encode("x" + GUARD.mark_kind("<tool_call>", "data")))
+    assert not control(TINY, TOKENIZER.encode("x" + GUARD.mark_kind("<tool_call>", "data")))
 
 
 def test_what_is_spelled_is_seen() -> None:

@@ -16,7 +16,7 @@ from prorld.testing.byte_tokenizer import IM_END, byte_ids, write_byte_tokenizer
 from prorld.tokens.contract import RenderedMessage
 from prorld.tokens.jinja_renderer import JinjaRenderer
 from prorld.tokens.tokenizer import HfTokenizer
-from tests.tokens.support import BASH, CHATML, CONTROL, MARKUP, THINKING, tiny, tiny_core
+from tests.tokens.support import BASH, CHATML, CONTROL, MARKUP, THINKING, control, ids, tiny, tiny_core
 
 PLAIN = JinjaRenderer(tiny(CHATML))
 THINKER = JinjaRenderer(tiny(THINKING))
@@ -26,19 +26,9 @@ hostile = st.lists(
 ).map("".join)
 
 
-def ids(rendered: Sequence[RenderedMessage]) -> list[int]:
-    """All ids in order."""
-    return [token for part in rendered for token in part.ids]
-
-
 def shown(renderer: JinjaRenderer, rendered: Sequence[RenderedMessage]) -> str:
     """The text of all ids."""
     return renderer.tokenizer.decode(ids(rendered))
-
-
-def control(tokenizer: HfTokenizer, tokens: Sequence[int]) -> list[int]:
-    """The control tokens among ids."""
-    return [token for token in tokens if token in set(tokenizer.control_tokens.values())]
 
 
 def said(text: str, *calls: ToolCall, reasoning: str | None = None) -> Message:
