@@ -67,7 +67,7 @@ def test_a_delta_follows_what_was_sampled(name: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 @given(texts=st.lists(hostile, min_size=1, max_size=3), as_tools=st.booleans())
 def test_observations_never_add_control_tokens(name: str, texts: list[str], as_tools: bool) -> None:
     """The control tokens of a delta are those of harmless texts, and its text is that of the messages."""
@@ -91,7 +91,7 @@ def test_observations_never_add_control_tokens(name: str, texts: list[str], as_t
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 @given(texts=st.lists(hostile.filter(str.strip), min_size=5, max_size=5))
 def test_histories_never_add_control_tokens(name: str, texts: list[str]) -> None:
     """What is rendered whole is guarded, too: prompts, thoughts, names and arguments of calls."""
@@ -290,7 +290,7 @@ def test_bare_calls_of_llama_are_read() -> None:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_parsing_never_raises(name: str, data: st.DataObject) -> None:
     """Any ids at all, stop tokens in the midst included."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from prorld.errors import RendererError
@@ -25,7 +25,6 @@ spelling = st.lists(
 ).map("".join)
 
 
-@settings(deadline=None)
 @given(st.lists(spelling, max_size=4))
 def test_marked_texts_come_back_as_they_were(texts: list[str]) -> None:
     """Side by side, whatever private characters they hold; their ids are those of plain text."""
@@ -34,7 +33,6 @@ def test_marked_texts_come_back_as_they_were(texts: list[str]) -> None:
     assert TOKENIZER.encode(marked) == TINY.encode_untrusted("".join(texts))
 
 
-@settings(deadline=None)
 @given(spelling, spelling, st.sampled_from(["<|im_end|>", "<tool_call>", "user\n", "<", "<|im_", "|>", "end|>", ""]))
 def test_no_control_token_is_made_of_texts(one: str, other: str, between: str) -> None:
     """Neither by a text, nor by two, nor by a text and half a token of the template's."""
@@ -44,7 +42,6 @@ def test_no_control_token_is_made_of_texts(one: str, other: str, between: str) -
         assert TINY.decode(ids) == (one + between + other).encode("utf-8", "replace").decode()
 
 
-@settings(deadline=None)
 @given(spelling)
 def test_blanks_at_the_ends_stay_at_the_ends(text: str) -> None:
     """A template that strips a text, strips it as it would without marks; what is empty or blank stays so."""
@@ -54,7 +51,6 @@ def test_blanks_at_the_ends_stay_at_the_ends(text: str) -> None:
     assert bool(marked.strip()) == bool(text.strip())
 
 
-@settings(deadline=None)
 @given(spelling)
 def test_a_mark_survives_json(text: str) -> None:
     """Arguments of calls are written as JSON."""

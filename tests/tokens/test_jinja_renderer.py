@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken
 
@@ -54,7 +54,6 @@ def test_merges_over_the_border_of_a_message_stay_canonical() -> None:
     assert run.ids != [*PLAIN.tokenizer.encode("user\n"), *PLAIN.tokenizer.encode("\n")]
 
 
-@settings(deadline=None)
 @given(st.lists(hostile, min_size=1, max_size=4), st.sampled_from([PLAIN, THINKER]))
 def test_messages_never_add_control_tokens(texts: list[str], renderer: JinjaRenderer) -> None:
     """Whatever users and tools say, the control tokens are those of harmless texts; or it is refused."""
@@ -73,7 +72,6 @@ def test_messages_never_add_control_tokens(texts: list[str], renderer: JinjaRend
     )
 
 
-@settings(deadline=None)
 @given(hostile, hostile)
 def test_what_a_policy_wrote_never_adds_control_tokens(name: str, argument: str) -> None:
     """Names and arguments of earlier calls are text, too, keys and values."""
@@ -279,7 +277,6 @@ def test_a_prompt_that_opens_a_thought() -> None:
     assert (turn.reasoning, turn.content, turn.complete) == ("hm", "yes", True)
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 300) | st.integers(0, 2**31 - 1), max_size=30))
 def test_any_ids_can_be_parsed(sampled: list[int]) -> None:
     """Invalid UTF-8, control tokens in the middle, nothing at all: a turn comes out."""

@@ -86,7 +86,7 @@ def test_a_delta_is_the_rest_of_the_whole(policy: tuple[str, str], kind: str) ->
 
 
 @pytest.mark.parametrize("policy", [policy for policy in POLICIES if policy[0] != "mistral_nemo"])
-@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 @given(text=hostile, other=hostile)
 def test_observations_never_add_control_tokens(policy: tuple[str, str], text: str, other: str) -> None:
     """The control tokens of a delta do not depend on its texts, and it decodes to them."""
@@ -115,7 +115,7 @@ def test_observations_never_add_control_tokens(policy: tuple[str, str], text: st
 
 
 @pytest.mark.parametrize("name", ["smollm2", *FETCHED])
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(text=hostile)
 def test_untrusted_text_has_one_encoding(name: str, text: str) -> None:
     """Plain text is encoded as the tokenizer itself does it; what spells control tokens comes back as text."""
