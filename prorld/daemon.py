@@ -9,23 +9,19 @@ from __future__ import annotations
 
 import faulthandler
 import gc
-import math
 import os
 import secrets
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
-from pathlib import Path
 
-import msgspec
 import structlog
 import trio
 from structlog.typing import FilteringBoundLogger
 
 from prorld import __version__
 from prorld.config import Config, Loaded
-from prorld.domain.admission import AdmissionRules
-from prorld.domain.scoring import Tolerance
+from prorld.daemon_parts import DEFAULT_POLICY, make_rollouts, scratch_dir, start_sampling, start_sandboxes
 from prorld.errors import BadRequest, ConfigError
 from prorld.handlers.registry import discover
 from prorld.http.app import create_app
@@ -34,12 +30,7 @@ from prorld.http.deps import HttpDeps
 from prorld.http.guarded import ConnectionLimits
 from prorld.http.serve import HttpServer, run_http
 from prorld.inference.models import PooledModels
-from prorld.inference.policies import Policies, PolicySource
-from prorld.inference.policy_control import PolicyControl
 from prorld.inference.pool import BackendPool
-from prorld.inference.pool_entry import EngineRules
-from prorld.inference.registry import backend_factories, read_engine_keys
-from prorld.inference.rescoring import Scorer
 from prorld.inference.roster import EmbeddedWish, join, keep_embedded
 from prorld.kit import loop_lag
 from prorld.kit.lanes import Lane
@@ -50,29 +41,17 @@ from prorld.ops.notify import Notifier
 from prorld.ops.service import Outside, Service
 from prorld.ops.state_dir import announced, held
 from prorld.ops.task_tree import TaskAges, task_tree
-from prorld.ops.users import sandbox_user
 from prorld.ops.views import Views
-from prorld.rollout.audit import Auditor
 from prorld.rollout.clock import SystemClock
 from prorld.rollout.life import World
-from prorld.rollout.looks import Looks
 from prorld.rollout.stages import Gates
-from prorld.rollout.supervisor import Supervisor, SupervisorLimits
 from prorld.sandbox import reaper
-from prorld.sandbox.bubblewrap import BubblewrapRuntime
-from prorld.sandbox.contract import SandboxRuntime
-from prorld.sandbox.probe import check_bubblewrap
-from prorld.sandbox.registry import OWN as OWN_RUNTIME
-from prorld.sandbox.registry import SandboxHost, run_runtime, runtime_factory
-from prorld.sandbox.warden_client import Warden, run_warden
-from prorld.store.policy_file import PolicyFile
 from prorld.wire.ops import AddBackend, Endpoint
 
 __all__ = ["Outside", "serve"]
 
 log: FilteringBoundLogger = structlog.get_logger("prorld.daemon")
 
-DEFAULT_POLICY = "default"
 # Tokenizing long texts and loading tokenizers. Each job waits for its own text only, so a few threads do.
 TOKENIZER_THREADS = 2
 
@@ -97,7 +76,7 @@ async def serve(
                     await _serve(loaded, boot_id, core, ears, notifier, ages, outside, task_status)
         finally:
             # Last, and without an await: nothing runs any more that could be kept waiting.
-            reaper.remove_boot(_scratch_dir(loaded), boot_id)
+            reaper.remove_boot(scratch_dir(loaded), boot_id)
     log.info("daemon.ended", boot_id=boot_id)
 
 
@@ -148,60 +127,45 @@ async def _serve(
     registry = discover(config.handlers.enabled, config.handlers.config)
     metrics, lag, clock = Metrics(), loop_lag.LoopLag(), SystemClock()
     core.start_soon(loop_lag.run, config.metrics.loop_lag_interval_s, _both(lag, metrics), name="loop lag")
-    keys = read_engine_keys(config.engine_keys, os.environ)
     lane = Lane("tokenizers", TOKENIZER_THREADS)
-    policies = Policies(_policy_sources(config), lane)
-    with trio.fail_after(config.timeouts.boot_s):
-        pool = BackendPool(backend_factories(keys=keys), metrics, rules=_engine_rules(config))
-        await core.start(pool.run, name="pool")
-        control = _policy_control(loaded, pool, policies, metrics, clock)
-        await core.start(control.run, name="policies")
-        user = sandbox_user(config.sandbox.user)
-        if user is not None:
-            log.warning("daemon.root", sandboxes_run_as=config.sandbox.user, uid=user[0])
-        warden = await core.start(partial(run_warden, user=user), name="warden")
-        no_sandbox = await check_bubblewrap(user=user) if config.sandbox.runtime == OWN_RUNTIME else None
-    host = SandboxHost(runtime_dir=_scratch_dir(loaded), boot_id=boot_id, user=user)
-    await _reap(host, lane)
-    runtime = await _runtime(config, core, warden, host, registry.sources())
+    sampling = await start_sampling(loaded, core, lane, metrics, clock)
+    sandboxes = await start_sandboxes(loaded, core, lane, boot_id, registry.sources())
     world = World(
         gates=Gates(init=config.stages.init, run=config.stages.run, eval=config.stages.eval, ahead=config.stages.ahead),
-        runtime=runtime,
-        models=PooledModels(pool, policies, lane, control.gate),
+        runtime=sandboxes.runtime,
+        models=PooledModels(sampling.pool, sampling.policies, lane, sampling.book.gate),
         clock=clock,
         boot_id=boot_id,
         verdicts=config.verdicts.table(),
         metrics=metrics,
     )
-    auditor = Auditor(share=config.audit.share, metrics=metrics)
-    supervisor = Supervisor(world, registry, policies=policies.names(), limits=_limits(config), on_end=auditor.ended)
-    control.tell = supervisor.feed.of_daemon
-    looks = Looks(world, supervisor, Scorer(pool, control.gate), tolerance=_tolerance(config))
+    rollouts = make_rollouts(config, world, registry, sampling)
+    supervisor = rollouts.supervisor
     disk = conditions.Disk(loaded.state_dir)
     parts = conditions.Parts(
-        supervisor=supervisor, auditor=auditor, pool=pool, policies=policies, control=control, registry=registry,
-        warden=warden, lag=lag, disk=disk, no_sandbox=no_sandbox, is_root=user is not None,
+        supervisor=supervisor, auditor=rollouts.auditor, pool=sampling.pool, policies=sampling.policies,
+        book=sampling.book, registry=registry, warden=sandboxes.warden, lag=lag, disk=disk,
+        no_sandbox=sandboxes.lacking, is_root=sandboxes.is_root,
         engines=[(entry.policy, entry.url) for entry in config.backends],
     )  # fmt: skip
     health = Health(conditions.checks(parts), trio.current_time)
     core.start_soon(conditions.watch, health, disk, name="health")
     views = Views(
-        boot_id=boot_id, supervisor=supervisor, pool=pool, registry=registry, runtime=runtime,
-        policies=policies, control=control, metrics=metrics, lag=lag, health=health,
+        boot_id=boot_id, supervisor=supervisor, pool=sampling.pool, registry=registry, runtime=sandboxes.runtime,
+        book=sampling.book, metrics=metrics, lag=lag, health=health,
     )  # fmt: skip
     service = Service(
         config=config, supervisor=supervisor, health=health, notifier=notifier, ages=ages, outside=outside
     )
     deps = HttpDeps(
-        service=supervisor, backends=pool, policies=control, handlers=views.handlers, sandboxes=views.sandboxes,
-        ready=views.ready, status=views.status, metrics=views.metrics_page, auth=auth,
-        body_bytes_max=config.server.body_bytes_max, looks=looks, tasks=partial(task_tree, ages),
+        service=supervisor, backends=sampling.pool, policies=sampling.control, looks=rollouts.looks,
+        handlers=views.handlers, sandboxes=views.sandboxes, ready=views.ready, status=views.status,
+        metrics=views.metrics_page, tasks=partial(task_tree, ages), auth=auth,
+        body_bytes_max=config.server.body_bytes_max,
     )  # fmt: skip
     async with registry.open_all(), trio.open_nursery() as jobs:
-        await jobs.start(supervisor.run, name="supervisor")
-        await jobs.start(looks.run, name="reevaluator")
-        await jobs.start(partial(auditor.run, looks, supervisor.feed), name="auditor")
-        _start_engines(config, core, pool)
+        await rollouts.start(jobs)
+        _start_engines(config, core, sampling.pool)
         async with trio.open_nursery() as front:
             server: HttpServer = await front.start(
                 partial(run_http, create_app(deps), bind=_bind(config), limits=_connections(config)), name="http"
@@ -242,72 +206,6 @@ def _start_engines(config: Config, core: trio.Nursery, pool: BackendPool) -> Non
 
 
 # --- parts from configuration -----------------------------------------------------------------------------------------
-
-
-def _policy_control(
-    loaded: Loaded, pool: BackendPool, policies: Policies, metrics: Metrics, clock: SystemClock
-) -> PolicyControl:
-    kept = PolicyFile(loaded.state_dir)
-    load_s = loaded.config.timeouts.load_s
-    return PolicyControl(pool, policies, kept, metrics, clock.wall, states=kept.load(), load_s=load_s)
-
-
-def _engine_rules(config: Config) -> EngineRules:
-    return EngineRules(
-        admission=msgspec.convert(config.admission, AdmissionRules, from_attributes=True),
-        stall_s=config.timeouts.engine_stall_s,
-        call_s=math.inf if config.timeouts.engine_call_s is None else config.timeouts.engine_call_s,
-    )
-
-
-def _policy_sources(config: Config) -> dict[str, PolicySource]:
-    sources = {
-        name: PolicySource(
-            tokenizer=entry.tokenizer,
-            renderer=entry.renderer,
-            chat_template_kwargs=entry.chat_template_kwargs,
-            max_staleness=entry.max_staleness,
-        )
-        for name, entry in config.policies.items()
-    }
-    named = {DEFAULT_POLICY, *(entry.policy for entry in config.backends)}
-    return {name: PolicySource() for name in sorted(named)} | sources
-
-
-def _tolerance(config: Config) -> Tolerance:
-    return Tolerance(mean=config.verification.tolerance_mean, max=config.verification.tolerance_max)
-
-
-async def _reap(host: SandboxHost, lane: Lane) -> None:
-    reaped = await lane.run(partial(reaper.reap, host.runtime_dir, boot_id=host.boot_id))
-    if reaped.directories:
-        log.warning("daemon.reaped", directories=reaped.directories, processes=reaped.processes)
-
-
-async def _runtime(
-    config: Config, core: trio.Nursery, warden: Warden, host: SandboxHost, hide: Sequence[str]
-) -> SandboxRuntime:
-    if config.sandbox.runtime == OWN_RUNTIME:
-        return BubblewrapRuntime(warden, runtime_dir=host.runtime_dir, boot_id=host.boot_id, hide=hide)
-    factory = runtime_factory(config.sandbox.runtime)
-    with trio.fail_after(config.timeouts.boot_s):
-        runtime: SandboxRuntime = await core.start(partial(run_runtime, factory, host), name="sandbox runtime")
-    return runtime
-
-
-def _scratch_dir(loaded: Loaded) -> Path:
-    chosen = loaded.config.sandbox.scratch_dir
-    return loaded.state_dir if chosen is None else Path(chosen)
-
-
-def _limits(config: Config) -> SupervisorLimits:
-    return SupervisorLimits(
-        jobs_max=config.limits.jobs_max,
-        accepted_bytes_max=config.limits.accepted_bytes_max,
-        mailbox_size=config.limits.mailbox_size,
-        results_max_count=config.limits.results_count_max,
-        results_max_bytes=config.limits.results_bytes_max,
-    )
 
 
 def _bind(config: Config) -> str:

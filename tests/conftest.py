@@ -1,8 +1,12 @@
-"""What holds for all tests: the fast ones run first, so that a mistake shows early."""
+"""What holds for all tests: fast ones run first, so that a mistake shows early; no example is judged by its time."""
 
 from __future__ import annotations
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("prorld", deadline=None)
+settings.load_profile("prorld")
 
 
 @pytest.hookimpl(trylast=True)

@@ -1,6 +1,6 @@
 """One HTTP/1.1 connection on the standard library: TCP, TLS or a Unix socket; replies bounded in size and time.
 
-It never decides what may be tried again; ``prorld.client.sync`` does.
+It never decides what may be tried again; ``prorld.client.caller`` does.
 """
 
 from __future__ import annotations

@@ -1,20 +1,19 @@
-"""The synchronous client: typed calls of the HTTP contract, tried again only where a repeat can do no harm."""
+"""The synchronous client: the calls of the HTTP contract, made so that each may be repeated without harm."""
 
 from __future__ import annotations
 
 import os
 import secrets
-import time
 from collections.abc import Sequence
 from types import NoneType, TracebackType
-from typing import Self, TypeVar
-from urllib.parse import quote, urlencode
+from typing import Self
 
 import msgspec
 
-from prorld.client.errors import BAD_REPLY, ClientError
-from prorld.client.find import TOKEN_VARIABLE, find
-from prorld.client.http import JSON, MSGPACK, Reply, Transport
+from prorld.client.caller import LONG_POLL_S, REQUEST_S, Caller, part, query
+from prorld.client.errors import ClientError
+from prorld.client.find import find
+from prorld.client.http import MSGPACK
 from prorld.domain.job import JobState
 from prorld.domain.policy import How, Mode
 from prorld.wire.events import EventPage, JobEvent, JobEventPage
@@ -26,7 +25,6 @@ from prorld.wire.ops import (
     BackendList,
     BackendSet,
     DrainAnswer,
-    ErrorBody,
     HandlerList,
     Ready,
     SandboxList,
@@ -50,19 +48,12 @@ from prorld.wire.policies import (
 )
 from prorld.wire.trajectory import PackedTrajectory, Trajectory
 
-T = TypeVar("T")
-
-REQUEST_S = 60.0
-UNAUTHORIZED = 401
-# The longest that one long-poll asks for; a longer wait is several of them.
-LONG_POLL_S = 30.0
 # For engines to say that they are paused, or that they go on, beside what they were given.
 ENGINES_S = 240.0
 # The daemon gives up scoring a rollout before this, and says what it has.
 RESCORE_S = 240.0
 # Short enough to be read, long enough never to meet another one.
 _ID_BYTES = 10
-_BACKOFF_S = (0.1, 0.3, 1.0, 2.0)
 
 
 class Client:
@@ -80,10 +71,8 @@ class Client:
         *,
         patience_s: float = 10.0,
     ) -> None:
-        target = find(address, token, state_dir)
-        self._transport = Transport(target.address, target.token)
-        self._token_from = target.token_from if target.token else None
-        self._patience_s = patience_s
+        self._caller = Caller(find(address, token, state_dir), patience_s)
+        self._call = self._caller.call
 
     def __enter__(self) -> Self:
         return self
@@ -95,12 +84,12 @@ class Client:
 
     def close(self) -> None:
         """Close the connection."""
-        self._transport.close()
+        self._caller.close()
 
     @property
     def address(self) -> str:
         """Where the daemon is."""
-        return str(self._transport.address)
+        return self._caller.address
 
     # --- jobs
 
@@ -112,22 +101,17 @@ class Client:
 
     def get(self, job_id: str) -> JobRecord:
         """A job's record now."""
-        return self._call("GET", f"/v1/jobs/{_part(job_id)}", JobRecord)
+        return self._call("GET", f"/v1/jobs/{part(job_id)}", JobRecord)
 
     def wait(self, job_id: str, *, within_s: float | None = None) -> JobRecord:
         """The record once the job is done, or as it is after ``within_s``."""
-        until = None if within_s is None else time.monotonic() + within_s
-        while True:
-            left = LONG_POLL_S if until is None else min(LONG_POLL_S, max(0.0, until - time.monotonic()))
-            path = f"/v1/jobs/{_part(job_id)}{_query(wait_s=f'{left:.3f}')}"
-            record = self._call("GET", path, JobRecord, within_s=left + REQUEST_S)
-            if record.state is JobState.DONE or (until is not None and time.monotonic() >= until):
-                return record
+        path = f"/v1/jobs/{part(job_id)}"
+        return self._caller.poll(path, JobRecord, lambda record: record.state is JobState.DONE, within_s)
 
     def cancel(self, job_id: str, *, reason: str | None = None) -> JobRecord:
         """Begin the end of a job; it is over when ``wait`` says so."""
         body = CancelJob() if reason is None else CancelJob(reason=reason)
-        return self._call("POST", f"/v1/jobs/{_part(job_id)}/cancel", JobRecord, body=body)
+        return self._call("POST", f"/v1/jobs/{part(job_id)}/cancel", JobRecord, body=body)
 
     def cancel_many(
         self, *, job_ids: Sequence[str] | None = None, group_id: str | None = None, reason: str | None = None
@@ -139,54 +123,49 @@ class Client:
 
     def trajectory(self, job_id: str) -> Trajectory:
         """The trajectory of a job that is done."""
-        return self._call("GET", f"/v1/jobs/{_part(job_id)}/trajectory", Trajectory)
+        return self._call("GET", f"/v1/jobs/{part(job_id)}/trajectory", Trajectory)
 
     def packed_trajectory(self, job_id: str) -> PackedTrajectory:
         """The same with packed arrays, bit for bit what the engine returned, and several times as fast."""
-        return self._call("GET", f"/v1/jobs/{_part(job_id)}/trajectory", PackedTrajectory, accept=MSGPACK)
+        return self._call("GET", f"/v1/jobs/{part(job_id)}/trajectory", PackedTrajectory, accept=MSGPACK)
 
     def verify(
         self, job_id: str, *, rescore: bool = False, tolerance: float | None = None, tolerance_max: float | None = None
     ) -> VerifyAnswer:
         """Whether the stored rollout of a job is what it says; with ``rescore`` by what engines say of it now, too."""
-        path = f"/v1/jobs/{_part(job_id)}/verify"
+        path = f"/v1/jobs/{part(job_id)}/verify"
         if not rescore:
             return self._call("GET", path, VerifyAnswer)
-        path += _query(rescore="true", tolerance=tolerance, tolerance_max=tolerance_max)
+        path += query(rescore="true", tolerance=tolerance, tolerance_max=tolerance_max)
         return self._call("GET", path, VerifyAnswer, within_s=RESCORE_S + REQUEST_S)
 
     def requeue(self, job_id: str, *, new_id: str | None = None) -> JobRecord:
         """Run an ended job again as a new one. Without an id it gets one here, so that a repeat is the same job."""
         body = RequeueJob(job_id=new_id or f"job-{secrets.token_hex(_ID_BYTES)}")
-        return self._call("POST", f"/v1/jobs/{_part(job_id)}/requeue", JobRecord, body=body)
+        return self._call("POST", f"/v1/jobs/{part(job_id)}/requeue", JobRecord, body=body)
 
     def reevaluate(self, job_id: str, *, eval_s: float | None = None, reason: str = "") -> Reevaluation:
         """Score the stored rollout again, into a record of its own. Told at once; ``wait_reevaluation`` has its end."""
         body = ReevaluateJob(eval_s=eval_s, reason=reason)
-        return self._call("POST", f"/v1/jobs/{_part(job_id)}/reevaluate", Reevaluation, body=body)
+        return self._call("POST", f"/v1/jobs/{part(job_id)}/reevaluate", Reevaluation, body=body)
 
     def reevaluations(self, job_id: str) -> Sequence[Reevaluation]:
         """All that are kept of a job, newest first."""
-        return self._call("GET", f"/v1/jobs/{_part(job_id)}/reevaluations", ReevaluationPage).items
+        return self._call("GET", f"/v1/jobs/{part(job_id)}/reevaluations", ReevaluationPage).items
 
     def wait_reevaluation(self, job_id: str, n: int, *, within_s: float = LONG_POLL_S) -> Reevaluation:
         """One of them once it has ended, or as it is after ``within_s``."""
-        until = time.monotonic() + within_s
-        while True:
-            left = min(LONG_POLL_S, max(0.0, until - time.monotonic()))
-            path = f"/v1/jobs/{_part(job_id)}/reevaluations/{n}{_query(wait_s=f'{left:.3f}')}"
-            found = self._call("GET", path, Reevaluation, within_s=left + REQUEST_S)
-            if found.state is ReevaluationState.DONE or time.monotonic() >= until:
-                return found
+        path = f"/v1/jobs/{part(job_id)}/reevaluations/{n}"
+        return self._caller.poll(path, Reevaluation, lambda found: found.state is ReevaluationState.DONE, within_s)
 
     def events(self, job_id: str, *, after: int = 0, wait_s: float = 0.0) -> Sequence[JobEvent]:
         """The job's events with a higher number than ``after``, waiting up to ``wait_s`` for the first."""
-        path = f"/v1/jobs/{_part(job_id)}/events{_query(after=after, wait_s=wait_s)}"
+        path = f"/v1/jobs/{part(job_id)}/events{query(after=after, wait_s=wait_s)}"
         return self._call("GET", path, JobEventPage, within_s=wait_s + REQUEST_S).items
 
     def all_events(self, *, after: int = 0, wait_s: float = 0.0, limit: int = 1000) -> EventPage:
         """What happened in the daemon after a number; go on after the page's ``last``."""
-        path = f"/v1/events{_query(after=after, wait_s=wait_s, limit=limit)}"
+        path = f"/v1/events{query(after=after, wait_s=wait_s, limit=limit)}"
         return self._call("GET", path, EventPage, within_s=wait_s + REQUEST_S)
 
     # --- operations
@@ -205,7 +184,7 @@ class Client:
 
     def backends(self, policy: str | None = None) -> BackendList:
         """The engines of one policy, or of all."""
-        return self._call("GET", f"/v1/backends{_query(policy=policy)}", BackendList)
+        return self._call("GET", f"/v1/backends{query(policy=policy)}", BackendList)
 
     def add_backend(self, request: AddBackend) -> BackendInfo:
         """Let the daemon probe an engine and take it in."""
@@ -217,11 +196,11 @@ class Client:
 
     def remove_backend(self, backend_id: str) -> None:
         """Take an engine out; what runs on it goes on elsewhere."""
-        self._call("DELETE", f"/v1/backends/{_part(backend_id)}", NoneType)
+        self._call("DELETE", f"/v1/backends/{part(backend_id)}", NoneType)
 
     def drain_backend(self, backend_id: str) -> BackendInfo:
         """No new leases on an engine from now on."""
-        return self._call("POST", f"/v1/backends/{_part(backend_id)}/drain", BackendInfo)
+        return self._call("POST", f"/v1/backends/{part(backend_id)}/drain", BackendInfo)
 
     # --- policies
 
@@ -231,11 +210,11 @@ class Client:
 
     def policy(self, policy: str) -> PolicyInfo:
         """One of them."""
-        return self._call("GET", f"/v1/policies/{_part(policy)}", PolicyInfo)
+        return self._call("GET", f"/v1/policies/{part(policy)}", PolicyInfo)
 
     def put_policy(self, policy: str, request: PutPolicy) -> PolicyInfo:
         """Make or change a policy."""
-        return self._call("PUT", f"/v1/policies/{_part(policy)}", PolicyInfo, body=request)
+        return self._call("PUT", f"/v1/policies/{part(policy)}", PolicyInfo, body=request)
 
     def pause_policy(
         self, policy: str, *, mode: Mode = "abort", timeout_s: float = 60.0, pause_id: str | None = None
@@ -244,12 +223,12 @@ class Client:
         named = pause_id or f"pause-{secrets.token_hex(_ID_BYTES)}"
         body = PausePolicy(mode=mode, timeout_s=timeout_s, pause_id=named)
         within_s = timeout_s + ENGINES_S
-        return self._call("POST", f"/v1/policies/{_part(policy)}/pause", PausedPolicy, body=body, within_s=within_s)
+        return self._call("POST", f"/v1/policies/{part(policy)}/pause", PausedPolicy, body=body, within_s=within_s)
 
     def resume_policy(self, policy: str, pause_id: str, version: int, *, rollback: bool = False) -> ResumedPolicy:
         """Name the weights that the engines have now, and let everything go on."""
         body = ResumePolicy(pause_id=pause_id, version=version, rollback=rollback)
-        return self._call("POST", f"/v1/policies/{_part(policy)}/resume", ResumedPolicy, body=body, within_s=ENGINES_S)
+        return self._call("POST", f"/v1/policies/{part(policy)}/resume", ResumedPolicy, body=body, within_s=ENGINES_S)
 
     def update_policy(
         self,
@@ -273,21 +252,16 @@ class Client:
             body = msgspec.convert(fields, UpdatePolicy)
         except msgspec.ValidationError as exc:
             raise ClientError(str(exc), code="bad_input") from exc
-        return self._call("POST", f"/v1/policies/{_part(policy)}/updates", PolicyUpdate, body=body)
+        return self._call("POST", f"/v1/policies/{part(policy)}/updates", PolicyUpdate, body=body)
 
     def updates(self, policy: str) -> Sequence[PolicyUpdate]:
         """The updates that are remembered of a policy, newest first."""
-        return self._call("GET", f"/v1/policies/{_part(policy)}/updates", PolicyUpdateList).items
+        return self._call("GET", f"/v1/policies/{part(policy)}/updates", PolicyUpdateList).items
 
     def wait_update(self, policy: str, update_id: str, *, within_s: float | None = None) -> PolicyUpdate:
         """An update once it has ended, or as it is after ``within_s``."""
-        until = None if within_s is None else time.monotonic() + within_s
-        while True:
-            left = LONG_POLL_S if until is None else min(LONG_POLL_S, max(0.0, until - time.monotonic()))
-            path = f"/v1/policies/{_part(policy)}/updates/{_part(update_id)}{_query(wait_s=f'{left:.3f}')}"
-            found = self._call("GET", path, PolicyUpdate, within_s=left + REQUEST_S)
-            if found.state != "running" or (until is not None and time.monotonic() >= until):
-                return found
+        path = f"/v1/policies/{part(policy)}/updates/{part(update_id)}"
+        return self._caller.poll(path, PolicyUpdate, lambda found: found.state != "running", within_s)
 
     def sandboxes(self) -> SandboxList:
         """The sandboxes that live."""
@@ -320,88 +294,5 @@ class Client:
         after: str | None = None,
     ) -> JobPage:
         """One page of jobs, newest first; ``after`` is the ``next`` of the page before."""
-        query = _query(state=state, handler=handler, group_id=group_id, limit=limit, next=after)
-        return self._call("GET", f"/v1/jobs{query}", JobPage)
-
-    def _call(
-        self,
-        method: str,
-        path: str,
-        kind: type[T],
-        *,
-        body: msgspec.Struct | None = None,
-        within_s: float = REQUEST_S,
-        also: tuple[int, ...] = (),
-        accept: str = JSON,
-    ) -> T:
-        data = None if body is None else msgspec.json.encode(body)
-        until = time.monotonic() + self._patience_s
-        attempt = 0
-        while True:
-            try:
-                reply = self._transport.request(method, path, data, within_s=within_s, accept=accept)
-                return self._told(reply, kind, also)
-            except ClientError as exc:
-                pause = exc.retry_after_s or _BACKOFF_S[min(attempt, len(_BACKOFF_S) - 1)]
-                if not exc.may_retry or time.monotonic() + pause > until:
-                    raise
-            time.sleep(pause)  # noqa: TID251 - there is no event loop on this side
-            attempt += 1
-
-    def _told(self, reply: Reply, kind: type[T], also: tuple[int, ...]) -> T:
-        try:
-            return _decoded(reply, kind, also)
-        except ClientError as exc:
-            if exc.status != UNAUTHORIZED:
-                raise
-            cure = f"no token is known for {self.address}: set ${TOKEN_VARIABLE}"
-            words = cure if self._token_from is None else f"it came from {self._token_from}"
-            message = f"{exc.message} ({words})"
-            raise ClientError(message, code=exc.stable_code, status=exc.status, details=exc.details) from exc
-
-
-def _decoded(reply: Reply, kind: type[T], also: tuple[int, ...]) -> T:
-    if not 200 <= reply.status < 300 and reply.status not in also:
-        raise _refusal(reply)
-    try:
-        if reply.headers.get("content-type") == MSGPACK:
-            return msgspec.msgpack.decode(reply.body, type=kind)
-        # An answer without a body stands for ``None``.
-        return msgspec.json.decode(reply.body or b"null", type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
-        message = f"the daemon answered something else than {kind.__name__}: {exc}"
-        raise ClientError(message, code=BAD_REPLY, status=reply.status) from exc
-
-
-def _refusal(reply: Reply) -> ClientError:
-    try:
-        decode = msgspec.msgpack.decode if reply.headers.get("content-type") == MSGPACK else msgspec.json.decode
-        error = decode(reply.body, type=ErrorBody).error
-    except (msgspec.MsgspecError, UnicodeDecodeError):
-        text = f"HTTP {reply.status} without a readable body; is this a prorld daemon?"
-        return ClientError(text, code=BAD_REPLY, status=reply.status)
-    return ClientError(
-        error.message,
-        code=error.code,
-        retryable=error.retryable,
-        status=reply.status,
-        details=error.details,
-        retry_after_s=_seconds(reply.headers.get("retry-after")),
-    )
-
-
-def _seconds(text: str | None) -> float | None:
-    try:
-        seconds = float(text or "")
-    except ValueError:
-        return None
-    return seconds if 0 < seconds < float("inf") else None
-
-
-def _part(text: str) -> str:
-    return quote(text, safe="")
-
-
-def _query(**fields: object) -> str:
-    given = {name: value for name, value in fields.items() if value is not None}
-    return f"?{urlencode(given)}" if given else ""
+        wanted = query(state=state, handler=handler, group_id=group_id, limit=limit, next=after)
+        return self._call("GET", f"/v1/jobs{wanted}", JobPage)

@@ -12,6 +12,7 @@ from typing import Literal
 import msgspec
 
 from prorld.domain.messages import Message
+from prorld.domain.versions import PolicyVersion, parse_label
 
 Source = Literal["prompt", "sampled", "observation", "glue"]
 ForkReason = Literal["compaction", "think_strip", "sub_agent", "history_rewrite", "renderer_refused"]
@@ -26,6 +27,19 @@ class VersionSpan(msgspec.Struct, frozen=True, kw_only=True):
     end: int
     epoch: int = 0
     version: int | None = None
+
+    @property
+    def made_by(self) -> PolicyVersion | None:
+        """The policy version; ``None`` for one that is not known, and where the policy made nothing."""
+        return None if self.version is None else PolicyVersion(self.epoch, self.version)
+
+
+def labelled(label: str | None, start: int, end: int) -> VersionSpan:
+    """The span of tokens that an engine labels so; without a version where the label means none of ours."""
+    version = parse_label(label)
+    if version is None:
+        return VersionSpan(start=start, end=end)
+    return VersionSpan(start=start, end=end, epoch=version.epoch, version=version.version)
 
 
 class Segment(msgspec.Struct, frozen=True, kw_only=True):

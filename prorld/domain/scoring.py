@@ -128,7 +128,7 @@ def _pieces(branch: Branch, calls: Sequence[CallRecord]) -> Iterator[tuple[Piece
         at = segment.start
         for n in segment.calls:
             for span in calls[n].policy_versions:
-                version = None if span.version is None else PolicyVersion(span.epoch, span.version)
+                version = span.made_by
                 yield Piece(at + span.start, at + span.end, n), version
             at += calls[n].sampled_len
 

@@ -6,7 +6,7 @@ import re
 
 import msgspec
 
-__all__ = ["PolicyVersion", "parse_label"]
+__all__ = ["PolicyVersion", "in_words", "parse_label"]
 
 # What an engine that was never told a version calls its weights: the first version of its policy.
 _FIRST = frozenset({"default", "base"})
@@ -23,6 +23,11 @@ class PolicyVersion(msgspec.Struct, frozen=True, order=True):
     def label(self) -> str:
         """What an engine is told, and what its spans say after that."""
         return f"prorld-{self.epoch}.{self.version}"
+
+
+def in_words(version: PolicyVersion | None) -> str:
+    """A version as messages name it."""
+    return "an unknown version" if version is None else f"version {version.epoch}.{version.version}"
 
 
 def parse_label(label: str | None) -> PolicyVersion | None:

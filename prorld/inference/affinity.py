@@ -7,21 +7,14 @@ from collections.abc import Iterable, Sequence
 
 from prorld.domain.backends import BackendRow, BackendState
 
-__all__ = ["GROUPS_MAX", "GroupHomes", "shared_home", "slack_of"]
+__all__ = ["GROUPS_MAX", "GROUP_SLACK", "GroupHomes", "shared_home"]
 
 # Groups whose engines are remembered. A forgotten one costs its next member a cold prompt.
 GROUPS_MAX = 8192
 
-# Assumed where nobody says how large a group is.
-GROUP_SIZE_ASSUMED = 8
-
-
-def slack_of(group_size: int | None) -> float:
-    """How many more leases than the least loaded engine a group's engine may have and still get its members.
-
-    A whole group fits onto an engine as idle as the others: half of one would have its prompt computed twice.
-    """
-    return max(2.0, float(group_size or GROUP_SIZE_ASSUMED))
+# How many more leases than the least loaded engine a group's engine may have and still get its members. A whole group
+# of a common size fits onto an engine as idle as the others: half of one would have its prompt computed twice.
+GROUP_SLACK = 8.0
 
 
 def shared_home(

@@ -13,9 +13,12 @@ from typing import get_args
 
 from prorld.domain.branch import VersionSpan
 from prorld.domain.calls import FinishReason
-from prorld.errors import MalformedReply
+from prorld.errors import ContextOverflow, MalformedReply
+from prorld.inference.contract import Generation
 
 __all__ = [
+    "check_generation",
+    "check_scorable",
     "checked_finish",
     "checked_logprobs",
     "checked_prompt",
@@ -109,3 +112,20 @@ def checked_spans(spans: Sequence[VersionSpan], sampled: int, where: str) -> tup
     if covered != sampled:
         raise MalformedReply(f"{where}: version spans cover {covered} of {sampled} tokens")
     return tuple(span for span in spans if span.end > span.start)
+
+
+def check_generation(generation: Generation, limit: int) -> None:
+    """Clients check their engine's replies; this holds for any client."""
+    where = "the reply"
+    sampled = checked_sampled(generation.token_ids, limit, where)
+    checked_logprobs(generation.logprobs, sampled, where)
+    checked_finish(generation.finish, len(sampled), where)
+    checked_spans(generation.versions, len(sampled), where)
+
+
+def check_scorable(sent: int, start: int, context: int, url: str) -> None:
+    """What may be asked to be scored: tokens that have one before them, in a context that holds them all."""
+    if not 1 <= start <= sent:
+        raise ValueError(f"a score starts between 1 and {sent}, not at {start}")
+    if sent > context:
+        raise ContextOverflow(f"{sent} tokens, the context of {url} holds {context}")

@@ -8,7 +8,7 @@ import trio
 
 from prorld.domain.backends import BackendState
 from prorld.errors import BackendError, EngineBusy, NoBackend
-from prorld.inference.affinity import shared_home
+from prorld.inference.affinity import GROUP_SLACK, shared_home
 from prorld.inference.engines import Engines
 from prorld.inference.pool_entry import PoolEntry, is_strike, is_unreachable
 from prorld.metrics import Metrics
@@ -25,7 +25,7 @@ class Desk:
         self._engines = engines
         self._metrics = metrics
 
-    async def assign(self, policy: str, *, group_id: str | None, slack: float, avoid: Iterable[str]) -> PoolEntry:
+    async def assign(self, policy: str, *, group_id: str | None, avoid: Iterable[str]) -> PoolEntry:
         """Wait for an engine and count a lease on it; one of ``avoid`` only where there is no other."""
         shunned = frozenset(avoid)
         engines = self._engines
@@ -33,20 +33,20 @@ class Desk:
         while True:
             if engines.ended:
                 raise NoBackend(f"policy {policy!r}: the pool has ended", retryable=False)
-            chosen = self._pick(policy, group_id, slack, shunned) or self._pick(policy, None, slack, frozenset())
+            chosen = self._pick(policy, group_id, shunned) or self._pick(policy, None, frozenset())
             if chosen is not None:
                 if group_id is not None:
                     engines.homes.note(f"{policy}/{group_id}", chosen)
                 return engines.entry(chosen)
             await engines.changed.wait()
 
-    def _pick(self, policy: str, group_id: str | None, slack: float, avoid: frozenset[str]) -> str | None:
+    def _pick(self, policy: str, group_id: str | None, avoid: frozenset[str]) -> str | None:
         table = self._engines.table(policy)
         if table is None:
             return None
         if group_id is not None:
             rows = table.rows()
-            home = shared_home(rows, self._engines.homes.of(f"{policy}/{group_id}"), slack, avoid)
+            home = shared_home(rows, self._engines.homes.of(f"{policy}/{group_id}"), GROUP_SLACK, avoid)
             if home is not None:
                 return table.lease(avoid=[row.backend_id for row in rows if row.backend_id != home])
         return table.lease(avoid)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from typing import Protocol
 
 import msgspec
 import structlog
@@ -20,9 +19,10 @@ from prorld.errors import BackendError, NotFound
 from prorld.inference.affinity import GroupHomes
 from prorld.inference.contract import Backend, Capabilities
 from prorld.inference.pool_entry import EngineRules, PoolEntry, Quarantine, QuarantineCode
+from prorld.inference.version_keeper import VersionKeeper
 from prorld.wire.ops import AddBackend
 
-__all__ = ["BACKENDS_MAX", "Engines", "VersionKeeper", "same_address"]
+__all__ = ["BACKENDS_MAX", "Engines", "same_address"]
 
 log: FilteringBoundLogger = structlog.get_logger("prorld.inference.pool")
 
@@ -34,38 +34,6 @@ _OFFERED = (BackendState.UP, BackendState.SUSPECT)
 def same_address(url: str) -> str:
     """What two spellings of an engine's address have in common."""
     return url.rstrip("/")
-
-
-class VersionKeeper(Protocol):
-    """Who knows the policies and their versions."""
-
-    def must_know(self, policy: str) -> None:
-        """``Impossible`` for a policy that there is not."""
-        ...
-
-    def must_be_free(self, policy: str, pause_id: str | None = None) -> None:
-        """``Conflict`` while somebody changes the policy, or holds it paused under another id."""
-        ...
-
-    def is_paused(self, policy: str) -> bool:
-        """Whether its engines are meant to stand still now: what they do then is no fault and no pressure."""
-        ...
-
-    def objection(self, policy: str, found: Capabilities) -> str | None:
-        """Why an engine of which a probe found this may not serve the policy now; ``None`` where it may."""
-        ...
-
-    def declared(self, policy: str, version: int) -> PolicyVersion:
-        """What the policy would have if its engines had this version; ``Conflict`` where that can't be."""
-        ...
-
-    def has_now(self, policy: str, version: PolicyVersion) -> None:
-        """Its engines have this version."""
-        ...
-
-    async def keep(self, policy: str) -> None:
-        """Write down what it has."""
-        ...
 
 
 class Engines:

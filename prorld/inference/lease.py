@@ -26,7 +26,7 @@ TOO_SLOW = "engine_slow"
 class LeaseDesk(Protocol):
     """What a lease asks of the pool that gave it out."""
 
-    async def assign(self, policy: str, *, group_id: str | None, slack: float, avoid: Iterable[str]) -> PoolEntry:
+    async def assign(self, policy: str, *, group_id: str | None, avoid: Iterable[str]) -> PoolEntry:
         """Wait for an engine and count a lease on it; one of ``avoid`` only where there is no other."""
         ...
 
@@ -54,11 +54,10 @@ class LeaseDesk(Protocol):
 class Lease:
     """One engine for as long as the pool's ``lease`` block lasts. One task at a time uses it."""
 
-    def __init__(self, desk: LeaseDesk, policy: str, group_id: str | None, slack: float, entry: PoolEntry) -> None:
+    def __init__(self, desk: LeaseDesk, policy: str, group_id: str | None, entry: PoolEntry) -> None:
         self._desk = desk
         self._policy = policy
         self._group_id = group_id
-        self._slack = slack
         self._entry = entry
         self._lacking: str | None = None
         self.migrations = 0
@@ -176,9 +175,7 @@ class Lease:
         fail. Cancelled, the lease is where it was.
         """
         before = self._entry
-        entry = await self._desk.assign(
-            self._policy, group_id=self._group_id, slack=self._slack, avoid=(before.backend_id,)
-        )
+        entry = await self._desk.assign(self._policy, group_id=self._group_id, avoid=(before.backend_id,))
         self._entry = entry
         self._desk.unassign(before)
         if entry is not before:

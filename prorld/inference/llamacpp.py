@@ -22,7 +22,7 @@ import msgspec
 import trio
 
 from prorld.errors import BackendError, ContextOverflow, MalformedReply, Unsupported
-from prorld.inference.checks import checked_logprobs, checked_prompt, checked_sampled, checked_token_ids
+from prorld.inference.checks import check_scorable, checked_logprobs, checked_prompt, checked_sampled, checked_token_ids
 from prorld.inference.contract import (
     BackendKind,
     Capabilities,
@@ -32,6 +32,7 @@ from prorld.inference.contract import (
     PauseMode,
 )
 from prorld.inference.engine_http import EngineHttp, raise_for_status
+from prorld.inference.http_backend import HttpBackend
 from prorld.inference.llamacpp_call import (
     SteppedCall,
     forcing,
@@ -52,8 +53,6 @@ from prorld.inference.llamacpp_wire import (
 )
 from prorld.inference.prometheus_text import metric_values
 from prorld.inference.step_gate import StepGate
-from prorld.inference.uncontrolled import Uncontrolled
-from prorld.kit.http_client import ClientStatistics
 
 __all__ = ["LlamaCppBackend"]
 
@@ -83,7 +82,7 @@ class _Facts(msgspec.Struct, frozen=True, kw_only=True):
     whole_token: int
 
 
-class LlamaCppBackend(Uncontrolled):
+class LlamaCppBackend(HttpBackend):
     """One llama.cpp server. ``model`` is a name to check against, where more than one server could be meant."""
 
     def __init__(
@@ -97,27 +96,18 @@ class LlamaCppBackend(Uncontrolled):
     ) -> None:
         if step_tokens_max < 1:
             raise ValueError("step_tokens_max must be at least 1")
-        super().__init__()
-        self._http = EngineHttp(
-            url, connections_max=connections_max, response_bytes_max=RESPONSE_BYTES_MAX, api_key=api_key
+        super().__init__(
+            EngineHttp(url, connections_max=connections_max, response_bytes_max=RESPONSE_BYTES_MAX, api_key=api_key)
         )
         self._model = model
         self._step_tokens_max = step_tokens_max
         self._facts: _Facts | None = None
         self._steps = StepGate()
 
-    def __repr__(self) -> str:
-        return f"<LlamaCppBackend {self.url}>"
-
     @property
     def kind(self) -> BackendKind:
         """Which API it speaks."""
         return "llamacpp"
-
-    @property
-    def url(self) -> str:
-        """Where the engine is."""
-        return self._http.url
 
     async def probe(self) -> Capabilities:
         """Ask for the model, the context of one slot, the vocabulary, and a token that ends in a whole character."""
@@ -256,10 +246,7 @@ class LlamaCppBackend(Uncontrolled):
             raise AssertionError("score before probe")
         where = f"score of {self.url}"
         ids = checked_token_ids(token_ids, "the tokens")
-        if not 1 <= start <= len(ids):
-            raise ValueError(f"a score starts between 1 and {len(ids)}, not at {start}")
-        if len(ids) > facts.context:
-            raise ContextOverflow(f"{len(ids)} tokens, the context of {self.url} holds {facts.context}")
+        check_scorable(len(ids), start, facts.context, self.url)
         if len(ids) - start > SCORE_TOKENS_MAX:
             raise Unsupported(f"{len(ids) - start} tokens to score; {self.url} takes {SCORE_TOKENS_MAX} at most")
         values = [await self._score_one(ids[:at], ids[at], facts, where) for at in range(start, len(ids))]
@@ -302,11 +289,3 @@ class LlamaCppBackend(Uncontrolled):
             waiting=int(values[_WAITING][0]) if values[_WAITING] else None,
             tokens_total=values[_BATCHES][0] if values[_BATCHES] else None,
         )
-
-    def statistics(self) -> ClientStatistics:
-        """The sockets of the calls to this engine."""
-        return self._http.statistics()
-
-    async def aclose(self) -> None:
-        """Close pooled sockets."""
-        await self._http.aclose()

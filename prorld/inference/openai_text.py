@@ -31,9 +31,8 @@ from prorld.inference.contract import (
     TextView,
 )
 from prorld.inference.engine_http import EngineHttp
+from prorld.inference.http_backend import HttpBackend
 from prorld.inference.openai_wire import MODELS, REPLY, Card, Reply, lined_up, said_tokens, text_of
-from prorld.inference.uncontrolled import Uncontrolled
-from prorld.kit.http_client import ClientStatistics
 
 __all__ = ["CONTEXT_TOKENS_UNKNOWN", "TextBackend"]
 
@@ -75,7 +74,7 @@ _WAYS = (
 )
 
 
-class TextBackend(Uncontrolled):
+class TextBackend(HttpBackend):
     """One engine behind OpenAI's routes."""
 
     def __init__(
@@ -86,27 +85,18 @@ class TextBackend(Uncontrolled):
         api_key: str | None = None,
         connections_max: int = CONNECTIONS_MAX,
     ) -> None:
-        super().__init__()
-        self._http = EngineHttp(
-            url, connections_max=connections_max, response_bytes_max=RESPONSE_BYTES_MAX, api_key=api_key
+        super().__init__(
+            EngineHttp(url, connections_max=connections_max, response_bytes_max=RESPONSE_BYTES_MAX, api_key=api_key)
         )
         self._model = model
         self._way: _Way | None = None
         self._served = ""
         self._ids: dict[str, int | None] = {}
 
-    def __repr__(self) -> str:
-        return f"<TextBackend {self.url}>"
-
     @property
     def kind(self) -> BackendKind:
         """Which API it speaks."""
         return "openai"
-
-    @property
-    def url(self) -> str:
-        """Where the engine is."""
-        return self._http.url
 
     # --- what it is ---------------------------------------------------------------------------------------------------
 
@@ -251,14 +241,6 @@ class TextBackend(Uncontrolled):
         """It does not say."""
         await trio.lowlevel.checkpoint()
         return EngineLoad()
-
-    def statistics(self) -> ClientStatistics:
-        """The sockets of the calls to this engine."""
-        return self._http.statistics()
-
-    async def aclose(self) -> None:
-        """Close pooled sockets."""
-        await self._http.aclose()
 
 
 def _ended_its_turn(request: GenerationRequest) -> bool:

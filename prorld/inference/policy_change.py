@@ -1,6 +1,6 @@
 """How one policy's weights change, step by step: pause, install, decide, resume.
 
-Every method is the whole of one change and runs in a task of ``policy_control``, one at a time for a policy. The order
+Every method is the whole of one change and runs in a task of ``policy_work``, one at a time for a policy. The order
 is what matters: the gate is closed and written down before an engine is touched; the version is in force before an
 engine goes on; the end is written down before the gate opens.
 """
@@ -21,7 +21,7 @@ from prorld.domain.backends import BackendState
 from prorld.domain.policy import BackendResult, Pause, PolicyState, Update, end_update, resumed
 from prorld.domain.versions import PolicyVersion
 from prorld.errors import NoBackend, Overloaded, Unsupported
-from prorld.inference.policy_engines import Engines, failures
+from prorld.inference.policy_engines import PolicyEngines, failures
 from prorld.inference.policy_gate import PolicyGate
 from prorld.inference.pool import BackendPool
 from prorld.inference.pool_entry import PoolEntry
@@ -57,7 +57,7 @@ class Changes:
 
     name: str
     gate: PolicyGate
-    engines: Engines
+    engines: PolicyEngines
     pool: BackendPool
     state: Callable[[], PolicyState]
     keep: Callable[[PolicyState], Awaitable[None]]

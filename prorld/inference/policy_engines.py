@@ -20,7 +20,7 @@ from prorld.inference.contract import WeightRef
 from prorld.inference.policy_gate import PolicyGate
 from prorld.inference.pool_entry import PoolEntry
 
-__all__ = ["LOAD_SECONDS", "Engines"]
+__all__ = ["LOAD_SECONDS", "PolicyEngines", "failures"]
 
 log: FilteringBoundLogger = structlog.get_logger()
 
@@ -41,7 +41,7 @@ HANGS, OTHER_VERSION, BROKEN = "engine_hangs", "other_version", "engine_failed"
 Step = Callable[[PoolEntry], Awaitable[BackendResult]]
 
 
-class Engines:
+class PolicyEngines:
     """The engines of one policy, behind its gate."""
 
     def __init__(self, gate: PolicyGate, *, load_s: float = LOAD_SECONDS) -> None:

@@ -1,7 +1,7 @@
 """The gate of a policy: closed while its weights change, and the versions that a call may come back with.
 
 Every call to an engine goes through it, as a ``Flight``. It owns the flights and a clock of the time it was closed; it
-never talks to an engine and decides nothing of versions: ``policy_control`` opens and closes it.
+never talks to an engine and decides nothing of versions: ``policy_change`` opens and closes it.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Flight:
             return msgspec.structs.replace(generation, versions=self._as_begun(generation.versions))
         known: list[VersionSpan] = []
         for span in generation.versions:
-            said = None if span.version is None else PolicyVersion(span.epoch, span.version)
+            said = span.made_by
             if said in self.versions:
                 known.append(span)
             elif not self._found.control and said in (None, _FIRST):

@@ -18,19 +18,19 @@ from structlog.typing import FilteringBoundLogger
 from prorld.domain.backends import BackendState
 from prorld.domain.versions import PolicyVersion
 from prorld.errors import BackendError, BadRequest, Conflict, Overloaded
-from prorld.inference.affinity import slack_of
 from prorld.inference.contract import Backend
 from prorld.inference.desk import Desk
-from prorld.inference.engines import BACKENDS_MAX, Engines, VersionKeeper, same_address
+from prorld.inference.engines import BACKENDS_MAX, Engines, same_address
 from prorld.inference.lease import Lease
 from prorld.inference.pool_entry import EngineRules, PoolEntry, QuarantineCode
 from prorld.inference.replacement import Replacement
+from prorld.inference.version_keeper import VersionKeeper
 from prorld.inference.watch import CLOSE_SECONDS_MAX, Watch, probe
 from prorld.kit.cleanup import shielded
 from prorld.metrics import EngineSample, Metrics
 from prorld.wire.ops import AddBackend, BackendInfo, BackendList, BackendSet, SetBackends
 
-__all__ = ["BackendFactory", "BackendPool", "VersionKeeper"]
+__all__ = ["BackendFactory", "BackendPool"]
 
 log: FilteringBoundLogger = structlog.get_logger()
 
@@ -73,10 +73,6 @@ class BackendPool:
     def has_engine(self, policy: str) -> bool:
         """Whether a lease on this policy would be given at once."""
         return self._engines.has_offer(policy)
-
-    def versions(self, policy: str) -> frozenset[int | None]:
-        """The versions of a policy that can be sampled now; ``None`` for an engine that does not say."""
-        return frozenset(entry.found.version for entry in self._engines.of(policy) if entry.takes_calls)
 
     def check(self, request: AddBackend) -> None:
         """``BadRequest`` for a kind that has no client or an address that can't be; asks nobody."""
@@ -163,16 +159,13 @@ class BackendPool:
     # --- who gets which -----------------------------------------------------------------------------------------------
 
     @asynccontextmanager
-    async def lease(
-        self, policy: str, *, group_id: str | None = None, group_size: int | None = None
-    ) -> AsyncIterator[Lease]:
+    async def lease(self, policy: str, *, group_id: str | None = None) -> AsyncIterator[Lease]:
         """An engine of the policy for the length of the block; waits for one, under the caller's deadline.
 
         Members of a group come to the same engine as long as it is not much busier than the others.
         """
-        slack = slack_of(group_size)
-        entry = await self._desk.assign(policy, group_id=group_id, slack=slack, avoid=())
-        lease = Lease(self._desk, policy, group_id, slack, entry)
+        entry = await self._desk.assign(policy, group_id=group_id, avoid=())
+        lease = Lease(self._desk, policy, group_id, entry)
         try:
             yield lease
         finally:

@@ -17,8 +17,7 @@ from prorld.errors import BackendError, MalformedReply
 from prorld.inference.checks import checked_finish, checked_logprobs, checked_sampled
 from prorld.inference.contract import BackendKind, Capabilities, EngineLoad, Generation, GenerationRequest
 from prorld.inference.engine_http import EngineHttp
-from prorld.inference.uncontrolled import Uncontrolled
-from prorld.kit.http_client import ClientStatistics
+from prorld.inference.http_backend import HttpBackend
 
 __all__ = ["CONTEXT_TOKENS_UNKNOWN", "ProrlBackend"]
 
@@ -38,7 +37,7 @@ class _Generated(msgspec.Struct, frozen=True):
 _GENERATED = msgspec.json.Decoder(_Generated)
 
 
-class ProrlBackend(Uncontrolled):
+class ProrlBackend(HttpBackend):
     """One token endpoint. ``model`` is only what it is called in records."""
 
     def __init__(
@@ -49,24 +48,15 @@ class ProrlBackend(Uncontrolled):
         api_key: str | None = None,
         connections_max: int = CONNECTIONS_MAX,
     ) -> None:
-        super().__init__()
-        self._http = EngineHttp(
-            url, connections_max=connections_max, response_bytes_max=RESPONSE_BYTES_MAX, api_key=api_key
+        super().__init__(
+            EngineHttp(url, connections_max=connections_max, response_bytes_max=RESPONSE_BYTES_MAX, api_key=api_key)
         )
         self._model = model
-
-    def __repr__(self) -> str:
-        return f"<ProrlBackend {self.url}>"
 
     @property
     def kind(self) -> BackendKind:
         """Which API it speaks."""
         return "prorl"
-
-    @property
-    def url(self) -> str:
-        """Where the engine is."""
-        return self._http.url
 
     async def probe(self) -> Capabilities:
         """That somebody answers is all that can be found out."""
@@ -117,14 +107,6 @@ class ProrlBackend(Uncontrolled):
         """It does not say."""
         await trio.lowlevel.checkpoint()
         return EngineLoad()
-
-    def statistics(self) -> ClientStatistics:
-        """The sockets of the calls to this engine."""
-        return self._http.statistics()
-
-    async def aclose(self) -> None:
-        """Close pooled sockets."""
-        await self._http.aclose()
 
 
 def _payload(request: GenerationRequest) -> dict[str, Any]:

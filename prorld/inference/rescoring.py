@@ -18,7 +18,7 @@ import trio
 
 from prorld.domain.backends import BackendState
 from prorld.domain.scoring import UnscoredReason
-from prorld.domain.versions import PolicyVersion
+from prorld.domain.versions import PolicyVersion, in_words
 from prorld.errors import BackendError, ContextOverflow, EngineBusy, MalformedReply, Unsupported
 from prorld.inference.pool_entry import PoolEntry
 
@@ -138,8 +138,7 @@ class Scorer:
         for backend_id, error in tried.items():
             raise CannotScore(f"{backend_id} gave no scores: {error.message}", "unscored") from error
         if not serving:
-            name = "an unknown version" if version is None else f"version {version.epoch}.{version.version}"
-            raise CannotScore(f"no engine of policy {policy!r} serves {name} now", "not_served")
+            raise CannotScore(f"no engine of policy {policy!r} serves {in_words(version)} now", "not_served")
         raise CannotScore(f"the engines of policy {policy!r} can't say what given tokens score", "no_scores")
 
     async def _ask(self, entry: PoolEntry, ids: array[int], start: int) -> array[float]:

@@ -8,24 +8,25 @@ one. It never renders, never parses text by itself and never chooses an engine.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
 from typing import Protocol
 
 import msgspec
 import trio
 
 from prorld.domain.branch import Branch, Rewrite
-from prorld.domain.calls import CallParams, CallRecord
-from prorld.domain.job import JobSpec, TokenCounts, effective_seed
+from prorld.domain.calls import CallRecord
+from prorld.domain.job import JobSpec, TokenCounts
 from prorld.domain.messages import Message, ToolSchema
 from prorld.domain.outcome import StopReason
-from prorld.domain.versions import PolicyVersion
-from prorld.errors import BackendError, ContextOverflow, EngineBusy, HandlerError, NoBackend, Stale
-from prorld.inference.checks import checked_finish, checked_logprobs, checked_sampled, checked_spans
+from prorld.errors import BackendError, ContextOverflow, EngineBusy, HandlerError, NoBackend
+from prorld.inference.call_log import CallLog
+from prorld.inference.checks import check_generation
 from prorld.inference.contract import Capabilities, Generation, GenerationRequest, Model, Turn
 from prorld.inference.conversation import Conversation
 from prorld.inference.lease import Door
-from prorld.inference.policy_gate import Flight, PolicyGate
+from prorld.inference.passage import Passage
+from prorld.inference.policy_gate import PolicyGate
 from prorld.inference.text_view import ConversationView
 from prorld.kit.allowance import Allowance
 from prorld.kit.lanes import Lane
@@ -90,20 +91,17 @@ class ModelSession:
         Every call goes through the policy's ``gate``; without one the policy never changes.
         """
         self._spec = spec
-        self._attempt = attempt
         # Job ids are unique per tenant only, and engines serve all tenants.
         self._name = f"{spec.tenant}/{spec.job_id}-{attempt}"
         self._renderer = renderer
         self._lease = lease
         self._on_turn = on_turn
-        self._gate = gate
-        self._allowance: Allowance | None = None
-        self._oldest: list[PolicyVersion] = []
         # The context of the conversation that has the floor.
         self._context = TokenContext(renderer)
         self._main = Conversation(self._context, lane=lane, floor=trio.Lock(), speak=self._turn_in)
         self._main_context = self._context
-        self._calls: list[CallRecord] = []
+        self._log = CallLog(spec, attempt)
+        self._passage = Passage(spec, gate, self._log)
         self._requests = 0
         self._turns = 0
         self._sampled = 0
@@ -133,7 +131,7 @@ class ModelSession:
     @property
     def calls(self) -> tuple[CallRecord, ...]:
         """Every engine call whose tokens were taken; ``n`` is its place here."""
-        return tuple(self._calls)
+        return self._log.calls
 
     @property
     def transcript(self) -> tuple[Message, ...]:
@@ -161,12 +159,11 @@ class ModelSession:
 
     def backends_used(self) -> list[str]:
         """The engines that made tokens, in order of their first."""
-        return list(dict.fromkeys(call.backend for call in self._calls))
+        return self._log.backends()
 
     def versions_used(self) -> list[int]:
         """The policy versions that made tokens, rising."""
-        spans = (span for call in self._calls for span in call.policy_versions)
-        return sorted({span.version for span in spans if span.version is not None})
+        return self._log.versions()
 
     async def start(self, messages: Sequence[Message], tools: Sequence[ToolSchema] = ()) -> None:
         """Open the conversation."""
@@ -201,11 +198,11 @@ class ModelSession:
             raise HandlerError(f"a turn of {max_tokens} tokens is no turn")
         asked = self._spec.sampling.max_tokens if max_tokens is None else max_tokens
         speaking = _Speaking(min(asked, self._spec.sampling.max_tokens, self._tokens_left()))
-        began, held = trio.current_time(), self._held_s()
+        began, held = trio.current_time(), self._passage.held_s
         try:
             overflow = await self._speak(speaking)
         finally:
-            self._llm_s += trio.current_time() - began - (self._held_s() - held)
+            self._llm_s += trio.current_time() - began - (self._passage.held_s - held)
             self._turns += bool(speaking.sampled)
         said = speaking.said or self._cut_off(speaking)
         turn = Turn(
@@ -220,26 +217,13 @@ class ModelSession:
             self._on_turn(self._turns - 1, turn)
         return turn
 
-    @contextmanager
-    def under(self, allowance: Allowance) -> Iterator[None]:
+    def under(self, allowance: Allowance) -> AbstractContextManager[None]:
         """In the block, what the session waits for because its policy is paused does not count against this."""
-        self._allowance = allowance
-        try:
-            yield
-        finally:
-            self._allowance = None
+        return self._passage.under(allowance)
 
     def must_be_fresh(self) -> None:
         """``Stale`` when the policy has left behind what was sampled, by more than the job allows."""
-        if self._gate is None:
-            return
-        limit = self._gate.max_staleness if self._spec.max_staleness is msgspec.UNSET else self._spec.max_staleness
-        if self._gate.is_stale(self._oldest, limit):
-            now, oldest = self._gate.version, min(self._oldest)
-            raise Stale(f"sampled from {oldest.label} on, and the policy has {now.label}; allowed are {limit} versions")
-
-    def _held_s(self) -> float:
-        return 0.0 if self._allowance is None else self._allowance.held_s
+        self._passage.must_be_fresh()
 
     def _cut_off(self, speaking: _Speaking) -> ParsedTurn:
         """What there is of a turn that was interrupted and finds no room to go on."""
@@ -276,8 +260,8 @@ class ModelSession:
             limit = min(speaking.left, self._room())
             if limit < 1:
                 return True
-            await self._at_the_gate()
-            self.must_be_fresh()
+            await self._passage.wait_open()
+            self._passage.must_be_fresh()
             try:
                 generation = await self._call(limit)
             except ContextOverflow:
@@ -301,17 +285,9 @@ class ModelSession:
                 await self._wait_for_engine(idle)
         return False
 
-    async def _at_the_gate(self) -> None:
-        """Wait while the policy is paused. That is not the job's doing, so it costs nothing."""
-        if self._gate is None or self._gate.is_open:
-            return
-        with nullcontext() if self._allowance is None else self._allowance.held():
-            while not self._gate.is_open:
-                await self._gate.wait_open()
-
     async def _wait_for_engine(self, times: int) -> None:
         """Longer each time, up to a bound, under the deadline of the stage; a paused policy is waited for elsewhere."""
-        if self._gate is not None and not self._gate.is_open:
+        if not self._passage.is_open:
             return
         with self._lacks(EngineBusy.code):
             await trio.sleep(min(BUSY_WAIT_MAX_S, BUSY_WAIT_MIN_S * 2 ** min(times - 1, 10)))
@@ -334,27 +310,22 @@ class ModelSession:
             stop_token_ids=self._renderer.stop_token_ids,
             request_id=f"{self._name}-{self._requests}",
             session=self._name,
-            seed=effective_seed(spec, self._attempt, len(self._calls)),
+            seed=self._log.next_seed,
             priority=spec.priority,
             view=ConversationView(self._renderer, self._context),
         )
-        generation = await self._lease.generate(request, None if self._gate is None else self._door)
-        _check(generation, limit)
+        generation = await self._lease.generate(request, self._passage.door)
+        check_generation(generation, limit)
         return generation
-
-    def _door(self, backend_id: str, found: Capabilities, request: GenerationRequest) -> AbstractContextManager[Flight]:
-        """The gate, as this session passes it. The version may have changed while the call waited for its place."""
-        assert self._gate is not None
-        self.must_be_fresh()
-        return self._gate.through(backend_id, found, request, self._allowance)
 
     def _take(self, generation: Generation, limit: int, speaking: _Speaking) -> None:
         """The one place where sampled tokens, their record and the budgets change, all or none."""
-        context, n = self._context, len(self._calls)
+        context, n = self._context, len(self._log)
         sampled = len(generation.token_ids)
         ended = generation.finish != "abort" or sampled in {speaking.left, limit}
         said = _numbered(context.turn_with(generation.token_ids), self._turns) if ended else None
-        record = self._record(generation, n)
+        backend = self._lease.backend_id
+        record = self._log.record(generation, turn=self._turns, branch=context.current, backend=backend)
         context.append_generation(
             generation.token_ids,
             generation.logprobs,
@@ -363,52 +334,12 @@ class ModelSession:
             finish=generation.finish,
             said=None if said is None else said.as_message(),
         )
-        self._calls.append(record)
-        self._remember(generation)
+        self._log.add(record)
         self._sampled += sampled
         speaking.left -= sampled
         speaking.sampled += sampled
         speaking.said = said
         speaking.stopped = generation.finish == "stop"
-
-    def _remember(self, generation: Generation) -> None:
-        """The oldest version of each epoch, and the newest: nothing else decides whether it is too old."""
-        found = {PolicyVersion(span.epoch, span.version) for span in generation.versions if span.version is not None}
-        every = sorted(found.union(self._oldest))
-        epochs = {version.epoch for version in every}
-        ends = ([version for version in every if version.epoch == epoch] for epoch in epochs)
-        self._oldest = sorted({end for of in ends for end in (of[0], of[-1])})
-
-    def _record(self, generation: Generation, n: int) -> CallRecord:
-        branch = self._context.current
-        return CallRecord(
-            n=n,
-            turn=self._turns,
-            branch=branch.index,
-            backend=self._lease.backend_id,
-            policy_versions=list(generation.versions),
-            prompt_len=len(branch),
-            sampled_len=len(generation.token_ids),
-            finish_reason=generation.finish,
-            latency_s=generation.latency_s,
-            cached_prefix_len=generation.cached_tokens,
-            exact=generation.exact and generation.versions_exact,
-            params=self._params(generation, n),
-            engine_request_id=generation.engine_request_id,
-        )
-
-    def _params(self, generation: Generation, n: int) -> CallParams:
-        sampling = self._spec.sampling
-        seed = None if "seed" in generation.ignored else effective_seed(self._spec, self._attempt, n)
-        return CallParams(
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            min_p=sampling.min_p,
-            logprobs_mode=generation.logprobs_mode,
-            seed=seed,
-            ignored=list(generation.ignored),
-        )
 
 
 class _Speaking:
@@ -419,15 +350,6 @@ class _Speaking:
         self.sampled = 0
         self.said: ParsedTurn | None = None
         self.stopped = False
-
-
-def _check(generation: Generation, limit: int) -> None:
-    """Clients check their engine's replies; this holds for any client."""
-    where = "the reply"
-    sampled = checked_sampled(generation.token_ids, limit, where)
-    checked_logprobs(generation.logprobs, sampled, where)
-    checked_finish(generation.finish, len(sampled), where)
-    checked_spans(generation.versions, len(sampled), where)
 
 
 def _numbered(said: ParsedTurn, turn: int) -> ParsedTurn:

@@ -9,12 +9,11 @@ Three habits of the server shape it:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import trio
 
-from prorld.domain.branch import VersionSpan
+from prorld.domain.branch import VersionSpan, labelled
 from prorld.domain.versions import parse_label
 from prorld.errors import BackendError, ContextOverflow, MalformedReply
 from prorld.inference.checks import (
@@ -26,18 +25,16 @@ from prorld.inference.checks import (
 )
 from prorld.inference.contract import BackendKind, Capabilities, Generation, GenerationRequest
 from prorld.inference.engine_http import EngineHttp
+from prorld.inference.model_cards import model_card
 from prorld.inference.sglang_control import SglangControl
 from prorld.inference.sglang_wire import (
     GENERATED,
     MODEL_INFO,
-    MODELS,
     SERVER_INFO,
     Generated,
-    ModelCard,
     ServerInfo,
     logprobs_of,
 )
-from prorld.kit.http_client import ClientStatistics
 
 __all__ = ["SglangBackend"]
 
@@ -60,9 +57,6 @@ class SglangBackend(SglangControl):
         self._model = model
         self._server = ServerInfo()
 
-    def __repr__(self) -> str:
-        return f"<SglangBackend {self.url}>"
-
     @property
     def kind(self) -> BackendKind:
         """Which API it speaks."""
@@ -72,7 +66,7 @@ class SglangBackend(SglangControl):
 
     async def probe(self) -> Capabilities:
         """Ask for the model, its context, what the server was started with, and the weights."""
-        card = await self._card()
+        card = await model_card(self._http, self._model)
         info = await self._http.call("GET", "/model_info", MODEL_INFO)
         self._server = server = await self._server_info()
         bounds = [bound for bound in (card.max_model_len, server.max_total_num_tokens) if bound is not None]
@@ -96,18 +90,6 @@ class SglangBackend(SglangControl):
             details={"build": server.version, "weights": self._label},
         )
         return self._found
-
-    async def _card(self) -> ModelCard:
-        cards = (await self._http.call("GET", "/v1/models", MODELS)).data
-        if not cards:
-            raise BackendError(f"{self.url} serves no model")
-        if self._model is None:
-            return cards[0]
-        for card in cards:
-            if card.id == self._model:
-                return card
-        served = ", ".join(card.id for card in cards[:8])
-        raise BackendError(f"{self.url} does not serve {self._model!r} but {served}", retryable=False)
 
     async def _server_info(self) -> ServerInfo:
         return await self._http.look("/server_info", SERVER_INFO) or ServerInfo()
@@ -217,32 +199,12 @@ class SglangBackend(SglangControl):
             said, known_by_token = [(label or "", 0, sampled)], label == self._label
         elif not said:
             said = [(meta.weight_version or "", 0, sampled)]
-        spans: list[VersionSpan] = []
-        for name, start, end in said:
-            version = parse_label(name)
-            known_by_token &= version is not None
-            spans.append(
-                VersionSpan(start=start, end=end)
-                if version is None
-                else VersionSpan(start=start, end=end, epoch=version.epoch, version=version.version)
-            )
+        spans = [labelled(name, start, end) for name, start, end in said]
+        known_by_token &= all(span.version is not None for span in spans)
         return checked_spans(spans, sampled, where), known_by_token
-
-    async def abort(self, request_ids: Sequence[str]) -> None:
-        """End calls by the ids they were asked with; a closed socket is the certain way."""
-        for name in request_ids:
-            await self._http.send("POST", "/abort_request", {"rid": name}, control=True)
 
     # --- how it is ----------------------------------------------------------------------------------------------------
 
     async def healthy(self) -> bool:
         """Whether the engine answers its health check now."""
         return await self._http.reachable("/health")
-
-    def statistics(self) -> ClientStatistics:
-        """The sockets of the calls to this engine."""
-        return self._http.statistics()
-
-    async def aclose(self) -> None:
-        """Close pooled sockets."""
-        await self._http.aclose()

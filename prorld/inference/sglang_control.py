@@ -11,12 +11,12 @@ from collections.abc import Sequence
 import trio
 
 from prorld.domain.versions import PolicyVersion, parse_label
-from prorld.errors import BackendError, ContextOverflow, MalformedReply, Unsupported
-from prorld.inference.checks import checked_logprobs, checked_prompt
+from prorld.errors import BackendError, MalformedReply, Unsupported
+from prorld.inference.checks import check_scorable, checked_logprobs, checked_prompt
 from prorld.inference.contract import Capabilities, EngineLoad, PauseMode, WeightRef
 from prorld.inference.engine_http import EngineHttp, within
+from prorld.inference.http_backend import HttpBackend
 from prorld.inference.sglang_wire import DONE, GENERATED, LOADS, MODEL_INFO, scores_of
-from prorld.inference.uncontrolled import Uncontrolled
 from prorld.kit.http_client import BodyMalformed, decode_json
 
 __all__ = ["SglangControl"]
@@ -33,19 +33,13 @@ _NO_ADAPTER = ("not found", "not loaded", "does not exist", "not registered")
 _HAS_ADAPTER = ("already loaded", "already been loaded", "already exists", "already registered")
 
 
-class SglangControl(Uncontrolled):
+class SglangControl(HttpBackend):
     """The optional part of ``Backend`` for SGLang. ``_found`` and ``_label`` are what the last look at it found."""
 
     def __init__(self, http: EngineHttp) -> None:
-        super().__init__()
-        self._http = http
+        super().__init__(http)
         self._found: Capabilities | None = None
         self._label: str | None = None
-
-    @property
-    def url(self) -> str:
-        """Where the engine is."""
-        return self._http.url
 
     def _can(self) -> Capabilities:
         if self._found is None:
@@ -161,14 +155,9 @@ class SglangControl(Uncontrolled):
     async def score(self, token_ids: array[int], start: int) -> array[float]:
         """The raw log-probability of every token from ``start`` on."""
         found = self._can()
-        if not 1 <= start <= len(token_ids):
-            raise ValueError(f"a score starts between 1 and {len(token_ids)}, not at {start}")
+        check_scorable(len(token_ids), start, found.max_context_tokens, self.url)
         if start == len(token_ids):
             return array("f")
-        if len(token_ids) > found.max_context_tokens:
-            raise ContextOverflow(
-                f"{len(token_ids)} tokens, the context of {self.url} holds {found.max_context_tokens}"
-            )
         where = f"score of {self.url}"
         payload = {
             "input_ids": list(token_ids),

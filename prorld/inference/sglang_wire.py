@@ -12,11 +12,9 @@ __all__ = [
     "DONE",
     "GENERATED",
     "LOADS",
-    "MODELS",
     "MODEL_INFO",
     "SERVER_INFO",
     "Generated",
-    "ModelCard",
     "ModelInfo",
     "RankLoad",
     "ServerInfo",
@@ -58,18 +56,6 @@ class Generated(msgspec.Struct, frozen=True):
     output_ids: list[int] | None = None
 
 
-class ModelCard(msgspec.Struct, frozen=True):
-    """One entry of ``GET /v1/models``."""
-
-    id: str
-    max_model_len: int | None = None
-    root: str | None = None
-
-
-class _Models(msgspec.Struct, frozen=True):
-    data: list[ModelCard]
-
-
 class ModelInfo(msgspec.Struct, frozen=True):
     """``GET /model_info``. A server that names its weights can be told another name."""
 
@@ -106,7 +92,6 @@ class _Done(msgspec.Struct, frozen=True):
 
 
 GENERATED = msgspec.json.Decoder(Generated)
-MODELS = msgspec.json.Decoder(_Models)
 MODEL_INFO = msgspec.json.Decoder(ModelInfo)
 SERVER_INFO = msgspec.json.Decoder(ServerInfo)
 LOADS = msgspec.json.Decoder(_Loads)

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import trio
 
-from prorld.domain.branch import VersionSpan
+from prorld.domain.branch import VersionSpan, labelled
 from prorld.domain.versions import parse_label
 from prorld.errors import BackendError, ContextOverflow
 from prorld.inference.checks import (
@@ -23,24 +23,22 @@ from prorld.inference.checks import (
 )
 from prorld.inference.contract import BackendKind, Capabilities, EngineLoad, Generation, GenerationRequest
 from prorld.inference.engine_http import EngineHttp, raise_for_status
+from prorld.inference.model_cards import model_card
 from prorld.inference.prometheus_text import metric_values
 from prorld.inference.vllm_control import COMPLETIONS_PATH, RPC_PATH, VllmControl
 from prorld.inference.vllm_wire import (
     COMPLETION,
     GENERATE,
-    MODELS,
     VERSION,
     Answer,
     CompletionReply,
     GenerateReply,
-    ModelCard,
     WeightSpan,
     answer_of_completion,
     answer_of_generate,
     may_be_cpu_build,
     version_spans,
 )
-from prorld.kit.http_client import ClientStatistics
 
 __all__ = ["VllmBackend"]
 
@@ -79,9 +77,6 @@ class VllmBackend(VllmControl):
         self._logprobs_mode: Literal["raw", "processed"] = logprobs_mode
         self._takes_seed = takes_seed
 
-    def __repr__(self) -> str:
-        return f"<VllmBackend {self.url}>"
-
     @property
     def kind(self) -> BackendKind:
         """Which API it speaks."""
@@ -91,7 +86,7 @@ class VllmBackend(VllmControl):
 
     async def probe(self) -> Capabilities:
         """Ask for the model, its context, the token endpoint, the control routes, the build and the weights."""
-        card = await self._card()
+        card = await model_card(self._http, self._model)
         if card.max_model_len is None:
             raise BackendError(f"{self.url} does not say how long its context is", retryable=False)
         native = await self._opens(ABORT_PATH, {"request_ids": []})
@@ -116,18 +111,6 @@ class VllmBackend(VllmControl):
             details={"build": build, "weights": self._label},
         )
         return self._found
-
-    async def _card(self) -> ModelCard:
-        cards = (await self._http.call("GET", "/v1/models", MODELS)).data
-        if not cards:
-            raise BackendError(f"{self.url} serves no model")
-        if self._model is None:
-            return cards[0]
-        for card in cards:
-            if card.id == self._model:
-                return card
-        served = ", ".join(card.id for card in cards[:8])
-        raise BackendError(f"{self.url} does not serve {self._model!r} but {served}", retryable=False)
 
     async def _build(self) -> str:
         said = await self._http.look("/version", VERSION)
@@ -260,14 +243,6 @@ class VllmBackend(VllmControl):
             preempted_total=int(sum(values[_PREEMPTED])) if values[_PREEMPTED] else None,
         )
 
-    def statistics(self) -> ClientStatistics:
-        """The sockets of the calls to this engine."""
-        return self._http.statistics()
-
-    async def aclose(self) -> None:
-        """Close pooled sockets."""
-        await self._http.aclose()
-
 
 def _sampling(request: GenerationRequest, found: Capabilities) -> dict[str, Any]:
     sampling = request.sampling
@@ -306,9 +281,5 @@ def _session(request: GenerationRequest) -> tuple[tuple[str, str], ...]:
 
 def _of_label(label: str | None, sampled: int) -> tuple[tuple[VersionSpan, ...], bool]:
     """One span of the version that a label means, and whether it means one."""
-    version = parse_label(label)
-    if sampled == 0:
-        return (), version is not None
-    if version is None:
-        return (VersionSpan(start=0, end=sampled),), False
-    return (VersionSpan(start=0, end=sampled, epoch=version.epoch, version=version.version),), True
+    whole = labelled(label, 0, sampled)
+    return (whole,) if sampled else (), whole.version is not None

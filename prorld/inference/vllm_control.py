@@ -12,12 +12,13 @@ from typing import Any
 import trio
 
 from prorld.domain.versions import PolicyVersion, parse_label
-from prorld.errors import BackendError, ContextOverflow, MalformedReply, Unsupported
-from prorld.inference.checks import checked_logprobs, checked_prompt
+from prorld.errors import BackendError, MalformedReply, Unsupported
+from prorld.inference.checks import check_scorable, checked_logprobs, checked_prompt
 from prorld.inference.contract import Capabilities, PauseMode, WeightRef
 from prorld.inference.engine_http import CLOSED, EngineHttp, raise_for_status, within
-from prorld.inference.uncontrolled import Uncontrolled
-from prorld.inference.vllm_wire import ACKNOWLEDGED, MODELS, SCORED, WEIGHT_INFO, PromptLogprobs
+from prorld.inference.http_backend import HttpBackend
+from prorld.inference.model_cards import model_cards
+from prorld.inference.vllm_wire import ACKNOWLEDGED, SCORED, WEIGHT_INFO, PromptLogprobs
 
 __all__ = ["COMPLETIONS_PATH", "VllmControl"]
 
@@ -38,19 +39,13 @@ CLEAR_TRIES_MAX = 10
 CLEAR_PAUSE_S = 0.2
 
 
-class VllmControl(Uncontrolled):
+class VllmControl(HttpBackend):
     """The optional part of ``Backend`` for vLLM. ``_found`` and ``_label`` are what the last look at it found."""
 
     def __init__(self, http: EngineHttp) -> None:
-        super().__init__()
-        self._http = http
+        super().__init__(http)
         self._found: Capabilities | None = None
         self._label: str | None = None
-
-    @property
-    def url(self) -> str:
-        """Where the engine is."""
-        return self._http.url
 
     # --- what is open -------------------------------------------------------------------------------------------------
 
@@ -139,7 +134,7 @@ class VllmControl(Uncontrolled):
             # Of an earlier life of the one who loads: the name may stand for other weights.
             await self.unload_adapter(name)
             await self._http.command(LOAD_ADAPTER_PATH, wish, LOAD_SECONDS_MAX)
-        served = (await self._http.call("GET", "/v1/models", MODELS)).data
+        served = await model_cards(self._http)
         if all(card.id != name for card in served):
             raise BackendError(f"{self.url} took the adapter {name} and does not serve it")
 
@@ -180,14 +175,9 @@ class VllmControl(Uncontrolled):
         found = self._can()
         if not found.scores:
             raise Unsupported(f"scoring ends the engine of {self.url}: a CPU build with adapters")
-        if not 1 <= start <= len(token_ids):
-            raise ValueError(f"a score starts between 1 and {len(token_ids)}, not at {start}")
+        check_scorable(len(token_ids), start, found.max_context_tokens, self.url)
         if start == len(token_ids):
             return array("f")
-        if len(token_ids) > found.max_context_tokens:
-            raise ContextOverflow(
-                f"{len(token_ids)} tokens, the context of {self.url} holds {found.max_context_tokens}"
-            )
         where = f"score of {self.url}"
         forced = int(token_ids[-1]) if len(token_ids) == found.max_context_tokens else None
         if forced is not None and found.logprobs_mode != "raw":

@@ -8,22 +8,19 @@ from typing import TypeVar
 
 import msgspec
 
-from prorld.domain.branch import VersionSpan
-from prorld.domain.versions import parse_label
+from prorld.domain.branch import VersionSpan, labelled
 from prorld.errors import MalformedReply
 
 __all__ = [
     "ACKNOWLEDGED",
     "COMPLETION",
     "GENERATE",
-    "MODELS",
     "SCORED",
     "VERSION",
     "WEIGHT_INFO",
     "Answer",
     "CompletionReply",
     "GenerateReply",
-    "ModelCard",
     "PromptLogprobs",
     "WeightSpan",
     "answer_of_completion",
@@ -129,18 +126,6 @@ class _Scored(msgspec.Struct, frozen=True):
     usage: _Usage = _Usage()
 
 
-class ModelCard(msgspec.Struct, frozen=True):
-    """One entry of ``GET /v1/models``."""
-
-    id: str
-    max_model_len: int | None = None
-    root: str | None = None
-
-
-class _Models(msgspec.Struct, frozen=True):
-    data: list[ModelCard]
-
-
 class _WeightInfo(msgspec.Struct, frozen=True):
     weight_version: str | None = None
 
@@ -155,7 +140,6 @@ class _Acknowledged(msgspec.Struct, frozen=True):
 
 GENERATE = msgspec.json.Decoder(GenerateReply)
 COMPLETION = msgspec.json.Decoder(CompletionReply)
-MODELS = msgspec.json.Decoder(_Models)
 WEIGHT_INFO = msgspec.json.Decoder(_WeightInfo)
 VERSION = msgspec.json.Decoder(_Version)
 SCORED = msgspec.json.Decoder(_Scored)
@@ -178,16 +162,8 @@ def may_be_cpu_build(build: str, metrics: str) -> bool:
 
 def version_spans(spans: list[WeightSpan]) -> tuple[list[VersionSpan], bool]:
     """The spans as policy versions, and whether every label could be read as one."""
-    made: list[VersionSpan] = []
-    known = True
-    for span in spans:
-        version = parse_label(span.version)
-        if version is None:
-            known = False
-            made.append(VersionSpan(start=span.start, end=span.end))
-        else:
-            made.append(VersionSpan(start=span.start, end=span.end, epoch=version.epoch, version=version.version))
-    return made, known
+    made = [labelled(span.version, span.start, span.end) for span in spans]
+    return made, all(span.version is not None for span in made)
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,7 +15,7 @@ from structlog.typing import FilteringBoundLogger
 from prorld.domain.outcome import STAGES
 from prorld.handlers.registry import Registry
 from prorld.inference.policies import Policies
-from prorld.inference.policy_control import PolicyControl
+from prorld.inference.policy_book import PolicyBook
 from prorld.inference.pool import BackendPool
 from prorld.kit.loop_lag import LoopLag
 from prorld.ops.health import Check, Health, Kind, Trouble
@@ -83,7 +83,7 @@ class Parts:
     auditor: Auditor
     pool: BackendPool
     policies: Policies
-    control: PolicyControl
+    book: PolicyBook
     registry: Registry
     warden: Warden
     lag: LoopLag
@@ -141,19 +141,19 @@ def _policy_paused(parts: Parts) -> list[Trouble]:
             f"its holder resumes it, or an admin: `prorld policies resume {name}`",
             name,
         )
-        for name, pause in parts.control.paused()
+        for name, pause in parts.book.paused()
     ]
 
 
 def _engine_quarantined(parts: Parts) -> list[Trouble]:
-    found = parts.control.quarantined()
+    found = parts.book.quarantined()
     more = len(found) - ENGINES_NAMED_MAX
     shown = [_kept_out(parts, *engine) for engine in found[:ENGINES_NAMED_MAX]]
     return shown + ([Trouble(f"and {more} more engines are kept out", "see GET /v1/backends")] if more > 0 else [])
 
 
 def _kept_out(parts: Parts, policy: str, backend_id: str, words: str) -> Trouble:
-    version = parts.control.gate(policy).version.version
+    version = parts.book.gate(policy).version.version
     bring = f"prorld policies update {policy} --version {version} --how none --backend {backend_id}"
     cure = f"if its weights are those of version {version}: `{bring}`; else with --path, or remove it"
     return Trouble(f"engine {backend_id} of policy {policy} is kept out: {words}", cure, policy)

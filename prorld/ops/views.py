@@ -14,8 +14,7 @@ import trio
 from prorld import __version__
 from prorld.domain.outcome import STAGES
 from prorld.handlers.registry import Registry
-from prorld.inference.policies import Policies
-from prorld.inference.policy_control import PolicyControl
+from prorld.inference.policy_book import PolicyBook
 from prorld.inference.pool import BackendPool
 from prorld.kit.loop_lag import LoopLag
 from prorld.metrics import Metrics
@@ -36,8 +35,7 @@ class Views:
     pool: BackendPool
     registry: Registry
     runtime: SandboxRuntime
-    policies: Policies
-    control: PolicyControl
+    book: PolicyBook
     metrics: Metrics
     lag: LoopLag
     health: Health
@@ -81,8 +79,8 @@ class Views:
         for stage in STAGES:
             gate = getattr(stages, stage)
             self.metrics.stage_seen(stage, workers=gate.workers, active=gate.active, waiting=gate.waiting)
-        cut = self.control.cut_total()
-        for policy, closed_s in self.control.closed_s().items():
+        cut = self.book.cut_total()
+        for policy, closed_s in self.book.closed_s().items():
             self.metrics.policy_seen(policy, closed_s=closed_s, cut=cut[policy])
         self.metrics.engines_seen(self.pool.samples())
         return self.metrics.page()

@@ -13,7 +13,7 @@ import trio
 
 from prorld.domain.branch import Branch
 from prorld.domain.scoring import Gap, Section, Skipped, Tolerance, UnscoredReason, compare, drifts, plan
-from prorld.domain.versions import PolicyVersion
+from prorld.domain.versions import PolicyVersion, in_words
 from prorld.errors import BackendError
 from prorld.inference.rescoring import CannotScore, Scorer
 from prorld.kit.lanes import Lane
@@ -44,9 +44,8 @@ def verify_rollout(entry: JobEntry, served: Collection[PolicyVersion | None]) ->
     gone: Counter[PolicyVersion | None] = Counter()
     for call in calls:
         for span in call.policy_versions:
-            version = None if span.version is None else PolicyVersion(span.epoch, span.version)
-            if version not in served:
-                gone[version] += span.end - span.start
+            if span.made_by not in served:
+                gone[span.made_by] += span.end - span.start
     return _judged(
         VerifyAnswer(
             job_id=entry.spec.job_id,
@@ -186,12 +185,11 @@ def _drift(entry: JobEntry, version: PolicyVersion | None, gap: Gap, tolerance: 
     assert gap.worst is not None
     assert entry.session is not None
     call = entry.session.calls[gap.worst.call]
-    name = "an unknown version" if version is None else f"version {version.epoch}.{version.version}"
     return Violation(
         code=DRIFT,
         message=(
-            f"{gap.tokens} tokens of {name} differ by {gap.mean:.3g} on average and {gap.max:.3g} at token "
-            f"{gap.worst.index}, sampled by {call.backend}; {tolerance.mean:g} and {tolerance.max:g} are allowed"
+            f"{gap.tokens} tokens of {in_words(version)} differ by {gap.mean:.3g} on average and {gap.max:.3g} at "
+            f"token {gap.worst.index}, sampled by {call.backend}; {tolerance.mean:g} and {tolerance.max:g} are allowed"
         ),
         branch=gap.worst.branch,
         call=gap.worst.call,

@@ -2,27 +2,32 @@
 
 For the author of a backend: make an ``EngineUnderTest`` and await each check of ``ENGINE_CONTRACT`` with it, for
 example through ``pytest.mark.parametrize``. An engine that can be told to misbehave runs ``FAULT_CONTRACT``, too. A
-check raises ``AssertionError`` for what is not kept.
+check raises ``AssertionError`` for what is not kept. All that a test needs is imported from here.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 from array import array
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable
 from typing import Any, Literal
 
 import trio
 
-from prorld.domain.branch import VersionSpan
 from prorld.domain.job import Sampling
 from prorld.domain.versions import PolicyVersion
-from prorld.errors import BackendError, ContextOverflow, EngineBusy, MalformedReply, Unsupported
-from prorld.inference.contract import Backend, Generation, GenerationRequest, TextView, WeightRef
+from prorld.errors import ContextOverflow, Unsupported
+from prorld.inference.contract import Generation, GenerationRequest, WeightRef
 from prorld.kit.cleanup import shielded
-from prorld.testing.scripted_engine.script import Fault, FaultKind
+from prorld.testing.engine_faults import (
+    FAULT_CONTRACT,
+    SCORE_FAULTS,
+    FaultCheck,
+    a_hanging_engine_is_left_by_the_caller,
+    fault_is_typed,
+    score_fault_is_typed,
+)
+from prorld.testing.engine_under_test import SECONDS_MAX, EngineUnderTest, assert_whole, error_of
 
 __all__ = [
     "ENGINE_CONTRACT",
@@ -37,9 +42,6 @@ __all__ = [
     "score_fault_is_typed",
 ]
 
-SECONDS_MAX = 60.0
-_POLL_SECONDS = 0.02
-
 # What an engine may not be able to take.
 KNOBS = frozenset({"seed", "top_k", "min_p", "stop", "salt", "priority"})
 
@@ -49,87 +51,7 @@ LONG_CALLS = 8
 # Engines compute a token in a batch and alone with different kernels.
 SCORE_GAP_MAX = 0.1
 
-
-@dataclass(kw_only=True)
-class EngineUnderTest:
-    """A probed client and what the checks need to know of the engine behind it.
-
-    ``prompt`` is anything ordinary; ``long_tokens`` keep the engine busy for a while; ``repeats_with_seed`` and
-    ``repeats_when_greedy`` say what it promises for calls that run alone. ``context_tokens`` and ``count`` are for an
-    engine that tells neither its context nor its load, ``view`` for one that takes no ids.
-    """
-
-    backend: Backend
-    prompt: Sequence[int]
-    vocabulary: int
-    long_tokens: int
-    repeats_with_seed: bool = False
-    repeats_when_greedy: bool = False
-    arm: Callable[[Fault], Awaitable[None]] | None = None
-    context_tokens: int | None = None
-    count: Callable[[], int] | None = None
-    view: Callable[[Sequence[int]], TextView] | None = None
-    _numbers: itertools.count[int] = field(default_factory=itertools.count)
-
-    def request(self, *, prompt: Sequence[int] | None = None, max_tokens: int = 8, **changes: Any) -> GenerationRequest:
-        """A request with an id of its own."""
-        number = next(self._numbers)
-        ids = array("i", self.prompt if prompt is None else prompt)
-        wish: dict[str, Any] = {
-            "sampling": Sampling(),
-            "stop_token_ids": (),
-            "session": f"contract-{number}",
-            "view": None if self.view is None else self.view(ids),
-            **changes,
-        }
-        return GenerationRequest(
-            token_ids=ids,
-            max_tokens=max_tokens,
-            request_id=f"contract-{number}",
-            **wish,
-        )
-
-    async def context(self) -> int:
-        """The engine's context."""
-        found = await self.backend.probe()
-        return found.max_context_tokens if self.context_tokens is None else self.context_tokens
-
-    async def running(self) -> int:
-        """Calls in the engine, as it says itself."""
-        if self.count is not None:
-            return self.count()
-        load = await self.backend.load()
-        return (load.running or 0) + (load.waiting or 0)
-
-    async def wait_running(self, condition: Callable[[int], bool]) -> None:
-        """Until the engine says so."""
-        with trio.fail_after(SECONDS_MAX):
-            while not condition(await self.running()):  # noqa: ASYNC110 - an engine tells only when it is asked
-                await trio.sleep(_POLL_SECONDS)
-
-
 EngineCheck = Callable[[EngineUnderTest], Awaitable[None]]
-
-
-def assert_whole(generation: Generation, request: GenerationRequest) -> None:
-    """Every promise that can be read off one reply."""
-    sampled = len(generation.token_ids)
-    assert 1 <= sampled <= request.max_tokens, f"{sampled} tokens for a limit of {request.max_tokens}"
-    assert len(generation.logprobs) == sampled, "one log-probability per token"
-    assert all(math.isfinite(value) and value <= 1e-3 for value in generation.logprobs), "log-probabilities are finite"
-    assert _covers(generation.versions, sampled), f"spans {generation.versions} do not cover {sampled} tokens"
-    assert generation.latency_s >= 0
-    stops = [at for at, token in enumerate(generation.token_ids) if token in request.stop_token_ids]
-    assert all(at == sampled - 1 for at in stops), "nothing is sampled after a stop token"
-    if stops:
-        assert generation.finish == "stop", "a stop token stops"
-    if generation.finish == "length":
-        assert sampled == request.max_tokens or not stops
-
-
-def _covers(spans: Sequence[VersionSpan], sampled: int) -> bool:
-    edges = [0, *(span.end for span in spans)]
-    return [span.start for span in spans] == edges[:-1] and edges[-1] == sampled
 
 
 async def probe_tells_the_context(engine: EngineUnderTest) -> None:
@@ -176,7 +98,7 @@ async def a_prompt_that_does_not_fit_is_an_overflow(engine: EngineUnderTest) -> 
     context = await engine.context()
     for length in (context, context + 100):
         prompt = (list(engine.prompt) * (length // len(engine.prompt) + 1))[:length]
-        error = await _error_of(engine, engine.request(prompt=prompt))
+        error = await error_of(engine, engine.request(prompt=prompt))
         assert isinstance(error, ContextOverflow), f"{length} of {context} tokens: {error!r}"
         assert not error.may_retry
 
@@ -192,7 +114,7 @@ async def the_end_of_the_context_ends_a_reply(engine: EngineUnderTest) -> None:
 
 async def a_refused_request_is_not_retryable(engine: EngineUnderTest) -> None:
     """What the engine refuses for good says so."""
-    error = await _error_of(engine, engine.request(prompt=[]))
+    error = await error_of(engine, engine.request(prompt=[]))
     assert not error.may_retry
     assert not isinstance(error, ContextOverflow)
 
@@ -376,88 +298,6 @@ ENGINE_CONTRACT: tuple[EngineCheck, ...] = (
     weights_are_loaded_where_it_promises,
     it_is_healthy,
 )
-
-
-# --- faults on command ------------------------------------------------------------------------------------------------
-
-FaultCheck = tuple[Fault, type[BackendError]]
-
-_MALFORMED: tuple[FaultKind, ...] = (
-    "garbage",
-    "lengths",
-    "other_ids",
-    "no_ids",
-    "nan",
-    "infinite",
-    "sentinel",
-    "prompt_ids",
-    "prompt_length",
-    "spans",
-    "too_many",
-)
-
-FAULT_CONTRACT: tuple[FaultCheck, ...] = (
-    *((Fault(kind=kind), MalformedReply) for kind in _MALFORMED),
-    (Fault(kind="truncated"), BackendError),
-    (Fault(kind="reset"), BackendError),
-    (Fault(kind="status", status=500), BackendError),
-    (Fault(kind="status", status=503), EngineBusy),
-    (Fault(kind="status", status=429), EngineBusy),
-)
-
-
-async def fault_is_typed(engine: EngineUnderTest, check: FaultCheck) -> None:
-    """A call that meets the fault fails with its class, may be tried again, and the next call is well."""
-    fault, wanted = check
-    assert engine.arm is not None
-    await engine.arm(fault)
-    error = await _error_of(engine, engine.request(max_tokens=12))
-    assert isinstance(error, wanted), f"{fault.kind}: {error!r}"
-    assert error.may_retry
-    request = engine.request()
-    assert_whole(await engine.backend.generate(request), request)
-
-
-SCORE_FAULTS: tuple[FaultCheck, ...] = (
-    *(
-        (Fault(kind=kind, on="score"), MalformedReply)
-        for kind in ("garbage", "lengths", "other_ids", "nan", "infinite", "sentinel", "prompt_ids", "prompt_length")
-    ),
-    (Fault(kind="status", status=500, on="score"), BackendError),
-    (Fault(kind="status", status=503, on="score"), EngineBusy),
-)
-
-
-async def score_fault_is_typed(engine: EngineUnderTest, check: FaultCheck) -> None:
-    """A score that meets the fault fails with its class, and the next one is well."""
-    fault, wanted = check
-    assert engine.arm is not None
-    await engine.arm(fault)
-    ids = array("i", engine.prompt)
-    error: BackendError | None = None
-    try:
-        await engine.backend.score(ids, 1)
-    except BackendError as exc:
-        error = exc
-    assert isinstance(error, wanted), f"{fault.kind}: {error!r}"
-    assert len(await engine.backend.score(ids, 1)) == len(ids) - 1
-
-
-async def a_hanging_engine_is_left_by_the_caller(engine: EngineUnderTest) -> None:
-    """An engine that never answers holds nobody past the caller's own deadline."""
-    assert engine.arm is not None
-    await engine.arm(Fault(kind="hang"))
-    with trio.move_on_after(0.2) as scope:
-        await engine.backend.generate(engine.request())
-    assert scope.cancelled_caught
-
-
-async def _error_of(engine: EngineUnderTest, request: GenerationRequest) -> BackendError:
-    try:
-        generation = await engine.backend.generate(request)
-    except BackendError as error:
-        return error
-    raise AssertionError(f"no error but {generation}")
 
 
 async def _is_unsupported(call: Awaitable[object]) -> None:

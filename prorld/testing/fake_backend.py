@@ -10,10 +10,10 @@ from array import array
 
 import trio
 
-from prorld.domain.branch import VersionSpan
+from prorld.domain.branch import labelled
 from prorld.domain.versions import PolicyVersion, parse_label
 from prorld.errors import BackendError, ContextOverflow, EngineBusy, MalformedReply
-from prorld.inference.checks import checked_finish, checked_logprobs, checked_sampled, checked_spans
+from prorld.inference.checks import check_scorable, checked_finish, checked_logprobs, checked_sampled, checked_spans
 from prorld.inference.contract import (
     BackendKind,
     Capabilities,
@@ -25,26 +25,11 @@ from prorld.inference.contract import (
 )
 from prorld.testing.scripted_engine.engine import Call, Paused, Refused, Sampled, ScriptedEngine
 from prorld.testing.scripted_engine.faults import FaultPlan
-from prorld.testing.scripted_engine.script import Fault, FaultKind, FaultPlace, Script, scripted_logprob
+from prorld.testing.scripted_engine.script import MALFORMED, Fault, FaultKind, FaultPlace, Script, scripted_logprob
 
 __all__ = ["FakeBackend"]
 
-_MALFORMED: frozenset[FaultKind] = frozenset(
-    {
-        "truncated",
-        "garbage",
-        "lengths",
-        "other_ids",
-        "no_ids",
-        "nan",
-        "infinite",
-        "sentinel",
-        "prompt_ids",
-        "prompt_length",
-        "spans",
-        "too_many",
-    }
-)
+_MALFORMED: frozenset[FaultKind] = frozenset({"truncated", *MALFORMED})
 
 
 class FakeBackend:
@@ -177,10 +162,7 @@ class FakeBackend:
     async def score(self, token_ids: array[int], start: int) -> array[float]:
         """What sampling these very tokens would have said."""
         fault = await self._control("score")
-        if not 1 <= start <= len(token_ids):
-            raise ValueError(f"a score starts between 1 and {len(token_ids)}, not at {start}")
-        if len(token_ids) > self.script.max_model_len:
-            raise ContextOverflow(f"{len(token_ids)} tokens", status=400)
+        check_scorable(len(token_ids), start, self.script.max_model_len, self._url)
         if fault is not None and fault.kind in _MALFORMED:
             raise MalformedReply(f"scripted fault: {fault.kind}")
         return array("f", [scripted_logprob(token_ids[at], at) for at in range(start, len(token_ids))])
@@ -248,9 +230,9 @@ def _generation(request: GenerationRequest, sampled: Sampled, seconds: float) ->
     ids = checked_sampled(sampled.ids, request.max_tokens, where)
     before = len(request.token_ids)
     logprobs = array("f", [scripted_logprob(token, before + at) for at, token in enumerate(ids)])
-    spans = [_span(label, start, end) for label, start, end in sampled.spans]
+    spans = [labelled(label, start, end) for label, start, end in sampled.spans]
     if request.adapter is not None:
-        spans = [_span(request.adapter, 0, len(ids))]
+        spans = [labelled(request.adapter, 0, len(ids))]
     return Generation(
         token_ids=ids,
         logprobs=checked_logprobs(logprobs, ids, where),
@@ -262,10 +244,3 @@ def _generation(request: GenerationRequest, sampled: Sampled, seconds: float) ->
         engine_request_id=request.request_id,
         latency_s=seconds,
     )
-
-
-def _span(label: str, start: int, end: int) -> VersionSpan:
-    version = parse_label(label)
-    if version is None:
-        return VersionSpan(start=start, end=end)
-    return VersionSpan(start=start, end=end, epoch=version.epoch, version=version.version)

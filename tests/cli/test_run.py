@@ -138,7 +138,7 @@ def test_a_last_line_that_only_lacks_its_newline_is_kept(run, tmp_path):
     assert (out.read_bytes(), daemon.submitted) == (whole, [])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(cut=st.integers(min_value=0, max_value=3000))
 def test_a_file_cut_anywhere_resumes(cut, tmp_path_factory):
     """Whatever a crash leaves of the file, the next run makes it whole and keeps every whole line."""

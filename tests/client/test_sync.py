@@ -125,10 +125,10 @@ def test_the_connection_is_kept_over_calls():
     """Calls reuse one connection."""
     with serving((200, RECORD), (200, RECORD), (200, RECORD)) as (address, _), Client(address) as client:
         client.get("j")
-        kept = client._transport._connection
+        kept = client._caller._transport._connection
         client.get("j")
         client.get("j")
-        assert client._transport._connection is kept
+        assert client._caller._transport._connection is kept
 
 
 def test_a_connection_that_died_while_idle_is_replaced_at_once():
@@ -269,10 +269,10 @@ def test_an_interrupted_exchange_leaves_nothing_for_the_next(monkeypatch):
     first = {**RECORD, "job_id": "first"}
     with serving((200, first), (200, RECORD)) as (address, _), Client(address) as client:
         with monkeypatch.context() as patch:
-            patch.setattr(client._transport, "_body", interrupted)
+            patch.setattr(client._caller._transport, "_body", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 client.get("first")
-        assert client._transport._connection is None
+        assert client._caller._transport._connection is None
         assert client.get("j").job_id == "j"
 
 

@@ -156,7 +156,7 @@ def test_drained_by_hand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         assert capsys.readouterr().out == "draining; no jobs left\n"
         assert client.get("a").reward == 1.0
         with here.client() as hasty:
-            hasty._patience_s = 0
+            hasty._caller._patience_s = 0
             with pytest.raises(ClientError, match="draining"):
                 hasty.submit(job("b"))
         began = time.monotonic()

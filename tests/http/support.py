@@ -22,6 +22,7 @@ from prorld.http.auth import ADMIN_TENANT, Auth, Role, TokenBook, TokenEntry
 from prorld.http.deps import HttpDeps
 from prorld.http.serve import HttpServer, run_http
 from prorld.inference.policies import Policies, PolicySource
+from prorld.inference.policy_book import PolicyBook
 from prorld.inference.policy_control import PolicyControl
 from prorld.inference.pool import BackendPool
 from prorld.kit.lanes import Lane
@@ -400,7 +401,7 @@ class FakeBackends:
 def no_policies() -> PolicyControl:
     """One policy without an engine, to look at: nothing runs that could change it."""
     metrics, sources = Metrics(), Policies({"default": PolicySource()}, Lane("policies", 1))
-    return PolicyControl(BackendPool({}, metrics), sources, KeptPolicies(), metrics, lambda: AT)
+    return PolicyControl(PolicyBook(BackendPool({}, metrics), sources, KeptPolicies(), metrics, lambda: AT))
 
 
 class World:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prorld.domain.backends import BackendRow, BackendState
-from prorld.inference.affinity import GroupHomes, shared_home, slack_of
+from prorld.inference.affinity import GROUP_SLACK, GroupHomes, shared_home
 
 ROWS = st.lists(
     st.builds(
@@ -32,9 +32,14 @@ def test_a_home_is_up_known_and_not_much_busier(rows: list[BackendRow], data: st
     assert shared_home(rows, homes, slack, avoid) == (wanted[0] if wanted else None)
 
 
-def test_the_bound_grows_with_the_group() -> None:
-    """A whole group may pile up on its engine, two at least."""
-    assert [slack_of(size) for size in (1, 4, 8, 16, None)] == [2.0, 4.0, 8.0, 16.0, 8.0]
+def test_a_whole_group_fits_onto_one_engine() -> None:
+    """All eight of a group stay together beside an idle engine; a crowd does not."""
+
+    def home(leases: int) -> str | None:
+        rows = [BackendRow(backend_id="b-1", leases=leases), BackendRow(backend_id="b-2")]
+        return shared_home(rows, ["b-1"], GROUP_SLACK)
+
+    assert [home(leases) for leases in (0, 7, 8, 9)] == ["b-1", "b-1", "b-1", None]
 
 
 def test_homes_are_remembered_within_a_bound() -> None:

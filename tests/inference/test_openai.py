@@ -26,37 +26,19 @@ from prorld.inference.session import ModelSession
 from prorld.inference.text_view import ConversationView
 from prorld.kit.lanes import Lane
 from prorld.testing.byte_tokenizer import IM_END
-from prorld.testing.scripted_engine.http11 import Reply, Request
-from prorld.testing.scripted_engine.routes import ScriptedServer
 from prorld.testing.scripted_engine.script import Script, scripted_logprob
 from prorld.testing.scripted_engine.serve import Serving, serve_scripted
 from prorld.tokens.context import TokenContext
 from prorld.tokens.jinja_renderer import JinjaRenderer
 from prorld.tokens.verify import verify
 from prorld.wire.ops import AddBackend
+from tests.inference.listening import Listening
 from tests.tokens.support import BASH, CHATML, tiny
 
 # The probe takes the first one.
 TEXT = Script(flavour="openai", turns=["?", "hello"])
 PLAIN = JinjaRenderer(tiny(CHATML))
 CALL = '<tool_call>{"name": "bash", "arguments": {}}</tool_call>'
-
-
-class Listening(ScriptedServer):
-    """A scripted server that remembers what it was asked."""
-
-    def __init__(self, script: Script) -> None:
-        super().__init__(script)
-        self.asked: list[Request] = []
-
-    async def answer(self, request: Request) -> Reply:
-        self.asked.append(request)
-        return await super().answer(request)
-
-    def last(self) -> dict[str, Any]:
-        """The body of the last request."""
-        body: dict[str, Any] = msgspec.json.decode(self.asked[-1].body)
-        return body
 
 
 class Bytes:
@@ -112,7 +94,7 @@ async def test_where_stop_strings_may_have_ended_it_nothing_is_added() -> None:
         generation = await backend.generate(request(sampling=Sampling(stop=["X"])))
         assert bytes(list(generation.token_ids)) == b"hello"
         assert generation.finish == "stop"
-        assert server.last()["stop"] == ["X"]
+        assert server.last_body()["stop"] == ["X"]
 
 
 async def test_evidence_that_does_not_line_up_is_none() -> None:
@@ -152,7 +134,7 @@ async def test_only_what_openai_knows_is_asked_for() -> None:
         sampling = Sampling(temperature=0.5, top_p=0.9, top_k=20, min_p=0.1)
         generation = await backend.generate(request(sampling=sampling, seed=5, salt="v7", priority=3))
         assert generation.ignored == ("top_k", "min_p", "salt", "priority")
-        body = server.last()
+        body = server.last_body()
         assert (body["temperature"], body["top_p"], body["seed"], body["prompt"]) == (0.5, 0.9, 5, "go")
         with pytest.raises(BackendError, match="brings none") as caught:
             await backend.generate(request(view=None))
@@ -279,6 +261,6 @@ async def test_a_whole_conversation_over_text(completions: bool) -> None:
         assert [call.exact for call in session.calls] == [False, False]
         assert len(session.branches) == 1
         if not completions:
-            said: Sequence[dict[str, str]] = server.last()["messages"]
+            said: Sequence[dict[str, str]] = server.last_body()["messages"]
             assert [message["role"] for message in said] == ["system", "user", "assistant", "user"]
             assert CALL.replace('{"name"', '\n{"name"')[:12] in said[2]["content"]

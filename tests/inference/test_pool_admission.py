@@ -26,7 +26,7 @@ def loaded(url: str) -> FakeBackend:
 
 async def job(it: World, number: int, group: str | None = None, *, calls: int = 3, tool_s: float = 0.5) -> str:
     """A job of a few calls with tools between them; the engine that it had."""
-    async with it.pool.lease("default", group_id=group, group_size=8) as lease:
+    async with it.pool.lease("default", group_id=group) as lease:
         for turn in range(calls):
             await call(lease, number * 100 + turn)
             await trio.sleep(tool_s)

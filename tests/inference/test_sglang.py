@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
-import msgspec
 import pytest
 import trio
 
@@ -18,33 +17,15 @@ from prorld.domain.versions import PolicyVersion
 from prorld.errors import BackendError, ContextOverflow, Unsupported
 from prorld.inference.contract import Generation, GenerationRequest, WeightRef
 from prorld.inference.sglang import SglangBackend
-from prorld.testing.scripted_engine.http11 import Reply, Request
 from prorld.testing.scripted_engine.routes import ScriptedServer
 from prorld.testing.scripted_engine.script import Fault, Latency, Script, scripted_logprob
 from prorld.testing.scripted_engine.serve import Serving, serve_scripted
+from tests.inference.listening import Listening
 
 TURN = list(range(100, 200))
 SLOW = Latency(decode_token_s=0.002)
 FIRST, SECOND = PolicyVersion(0, 1), PolicyVersion(0, 2)
 PROMPT = array("i", range(64))
-
-
-class Listening(ScriptedServer):
-    """A scripted server that remembers what it was asked."""
-
-    def __init__(self, script: Script) -> None:
-        super().__init__(script)
-        self.asked: list[Request] = []
-
-    async def answer(self, request: Request) -> Reply:
-        self.asked.append(request)
-        return await super().answer(request)
-
-    def last(self, path: str) -> dict[str, Any]:
-        """The body of the last request to this path."""
-        request = next(request for request in reversed(self.asked) if request.path == path)
-        body: dict[str, Any] = msgspec.json.decode(request.body)
-        return body
 
 
 @asynccontextmanager
@@ -78,7 +59,7 @@ async def test_all_that_shapes_a_sample_is_in_the_request() -> None:
     async with engine() as (server, backend):
         sampling = Sampling(temperature=0.5, top_p=0.9, top_k=20, min_p=0.1, stop=["END"])
         generation = await backend.generate(request(sampling=sampling, salt="v7", seed=5, priority=2))
-        assert server.last("/generate") == {
+        assert server.last_body("/generate") == {
             "input_ids": list(PROMPT),
             "rid": "r-1",
             "session_id": "job-1",
@@ -110,7 +91,7 @@ async def test_a_budget_stops_before_the_context_does() -> None:
     async with engine(max_model_len=80) as (server, backend):
         generation = await backend.generate(request())
         assert (len(generation.token_ids), generation.finish) == (15, "length")
-        assert server.last("/generate")["sampling_params"]["max_new_tokens"] == 15
+        assert server.last_body("/generate")["sampling_params"]["max_new_tokens"] == 15
     async with engine(max_model_len=65) as (_, backend):
         with pytest.raises(ContextOverflow):
             await backend.generate(request())
@@ -140,7 +121,7 @@ async def test_weights_come_from_disk_with_their_version() -> None:
         await backend.generate(request())
         await backend.pause("keep")
         await backend.load_weights(WeightRef(how="reload", path="/weights/2", version=SECOND))
-        assert server.last("/update_weights_from_disk")["weight_version"] == SECOND.label
+        assert server.last_body("/update_weights_from_disk")["weight_version"] == SECOND.label
         assert await backend.read_version() == SECOND
         await backend.resume()
         generation = await backend.generate(request())

@@ -20,30 +20,13 @@ from prorld.inference.contract import Generation, GenerationRequest
 from prorld.inference.prometheus_text import metric_values
 from prorld.inference.vllm import VllmBackend
 from prorld.inference.vllm_wire import may_be_cpu_build
-from prorld.testing.scripted_engine.http11 import Reply, Request
 from prorld.testing.scripted_engine.routes import ScriptedServer
 from prorld.testing.scripted_engine.script import Latency, Script, scripted_logprob
 from prorld.testing.scripted_engine.serve import Serving, serve_scripted
+from tests.inference.listening import Listening
 
 TURN = list(range(100, 200))
 SLOW = Latency(decode_token_s=0.002)
-
-
-class Listening(ScriptedServer):
-    """A scripted server that remembers what it was asked."""
-
-    def __init__(self, script: Script) -> None:
-        super().__init__(script)
-        self.asked: list[Request] = []
-
-    async def answer(self, request: Request) -> Reply:
-        self.asked.append(request)
-        return await super().answer(request)
-
-    def last(self, path: str) -> tuple[dict[str, Any], dict[str, str]]:
-        """The body and headers of the last request to this path."""
-        request = next(request for request in reversed(self.asked) if request.path == path)
-        return msgspec.json.decode(request.body), request.headers
 
 
 @asynccontextmanager
@@ -86,7 +69,8 @@ async def test_only_what_was_asked_for_is_sent() -> None:
     """The defaults leave the engine's distribution alone; what differs is named in the request."""
     async with engine(Script(), model="scripted") as (server, backend):
         await backend.generate(request())
-        body, headers = server.last("/inference/v1/generate")
+        asked = server.last("/inference/v1/generate")
+        body, headers = msgspec.json.decode(asked.body), asked.headers
         assert headers["x-session-id"] == "job-1"
         assert body["token_ids"] == [1, 2, 3]
         assert {"cache_salt", "priority"}.isdisjoint(body)
@@ -101,7 +85,7 @@ async def test_only_what_was_asked_for_is_sent() -> None:
         }
         sampling = Sampling(temperature=0.5, top_p=0.9, top_k=20, min_p=0.1, stop=["END"])
         await backend.generate(request(sampling=sampling, seed=5, salt="v7", priority=-1, stop_token_ids=(9,)))
-        body, _ = server.last("/inference/v1/generate")
+        body = server.last_body("/inference/v1/generate")
         params = body["sampling_params"]
         assert (params["temperature"], params["top_p"], params["top_k"], params["min_p"]) == (0.5, 0.9, 20, 0.1)
         assert (params["seed"], params["stop"], params["detokenize"]) == (5, ["END"], True)
@@ -116,7 +100,7 @@ async def test_a_seed_is_kept_from_cpu_builds() -> None:
         async with engine(script) as (server, backend):
             generation = await backend.generate(request(seed=5))
             assert generation.ignored == ("seed",)
-            assert "seed" not in server.last("/inference/v1/generate")[0]["sampling_params"]
+            assert "seed" not in server.last_body("/inference/v1/generate")["sampling_params"]
     async with engine(Script(build="0.32.0+cpu"), takes_seed=True) as (server, backend):
         assert (await backend.generate(request(seed=5))).ignored == ()
 

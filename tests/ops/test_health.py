@@ -125,7 +125,7 @@ async def test_every_condition_can_hold_and_has_a_cure() -> None:
         assert disk.free_bytes is not None
         disk.free_bytes = 1 << 40
         parts = Parts(
-            supervisor=here.supervisor, auditor=_Quiet(), pool=here.pool, policies=Names(), control=here.policies,  # type: ignore[arg-type]
+            supervisor=here.supervisor, auditor=_Quiet(), pool=here.pool, policies=Names(), book=here.book,  # type: ignore[arg-type]
             registry=here.registry,
             warden=warden, lag=lag, disk=disk,  # type: ignore[arg-type]
         )  # fmt: skip
@@ -137,7 +137,7 @@ async def test_every_condition_can_hold_and_has_a_cure() -> None:
         disk.free_bytes = 1 << 20
         broken = Parts(
             supervisor=_Full(here.supervisor), auditor=_Alarmed(), pool=_Nobody(), policies=Names("new"),  # type: ignore[arg-type]
-            control=_Held(), registry=_Broken(),  # type: ignore[arg-type]
+            book=_Held(), registry=_Broken(),  # type: ignore[arg-type]
             warden=warden, lag=lag, disk=disk, no_sandbox="no bubblewrap; install it", is_root=True,  # type: ignore[arg-type]
         )  # fmt: skip
         found = {check.kind.code: list(check.look()) for check in checks(broken)}

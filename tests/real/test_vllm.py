@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import tempfile
 from array import array
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -36,17 +33,13 @@ from prorld.kit.lanes import Lane
 from prorld.metrics import Metrics
 from prorld.testing.engine_contract import ENGINE_CONTRACT, EngineCheck, EngineUnderTest, assert_whole
 from prorld.tokens.context import TokenContext
-from prorld.tokens.gguf import load_gguf_tokenizer
 from prorld.tokens.jinja_renderer import JinjaRenderer
 from prorld.tokens.tokenizer import HfTokenizer
 from prorld.tokens.verify import verify
 from prorld.wire.ops import AddBackend
+from tests.real.conftest import PYTHON
 from tests.real.vllm_server import CONTEXT_TOKENS, VllmServer, vllm_server
-from tests.tokens.support import embedded_model
 
-PYTHON = os.environ.get("PRORLD_TEST_VLLM") or None
-ROOT = Path(__file__).parents[2]
-MODEL_SECONDS_MAX = 180
 WAIT_SECONDS_MAX = 60.0
 
 pytestmark = [
@@ -71,41 +64,13 @@ GAP_MEAN_MAX = 0.1
 CONVERSATION = (user("What is 12 plus 30?"), Message(role="assistant", content="42"), user("And  7?\n"))
 
 
-@pytest.fixture(scope="session")
-def gguf() -> Path:
-    """The small model as it came."""
-    return embedded_model()
-
-
-@pytest.fixture(scope="session")
-def model(gguf: Path) -> Iterator[Path]:
-    """The small model as vLLM reads it."""
-    assert PYTHON is not None
-    with tempfile.TemporaryDirectory(prefix="prorld-smollm2-") as folder:
-        made = Path(folder) / "smollm2"
-        command = [PYTHON, str(ROOT / "tests/real/make_smollm2.py"), str(gguf), str(made)]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, check=False, timeout=MODEL_SECONDS_MAX
-        )
-        assert done.returncode == 0, done.stderr
-        yield made
-
-
 @pytest.fixture(scope="session", params=[True, False], ids=["scale-out", "plain"])
 def server(
-    request: pytest.FixtureRequest, model: Path, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, vllm_python: str, model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[VllmServer]:
     """One server of each kind for all tests that want it."""
-    assert PYTHON is not None
-    with vllm_server(PYTHON, model, tmp_path_factory.mktemp("vllm"), scale_out=request.param) as ready:
+    with vllm_server(vllm_python, model, tmp_path_factory.mktemp("vllm"), scale_out=request.param) as ready:
         yield ready
-
-
-@pytest.fixture(scope="session")
-def tokenizer(gguf: Path) -> HfTokenizer:
-    """The tokenizer that this project makes of the file."""
-    return load_gguf_tokenizer(gguf)
 
 
 @asynccontextmanager

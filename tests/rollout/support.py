@@ -18,6 +18,7 @@ from prorld.domain.policy import PolicyState
 from prorld.handlers.registry import Registry
 from prorld.inference.contract import Backend, Turn
 from prorld.inference.policies import Policies, PolicySource
+from prorld.inference.policy_book import PolicyBook
 from prorld.inference.policy_control import PolicyControl
 from prorld.inference.policy_gate import PolicyGate
 from prorld.inference.pool import BackendPool
@@ -111,16 +112,17 @@ class Room:
         self.kept = kept or KeptPolicies()
         clock = SystemClock()
         policies = Policies({"default": PolicySource()}, Lane("policies", 1))
-        self.policies = PolicyControl(
+        self.book = PolicyBook(
             self.pool, policies, self.kept, self.metrics, clock.wall, states=self.kept.states, load_s=600.0
         )
+        self.policies = PolicyControl(self.book)
         self.gates = Gates(init=workers[0], run=workers[1], eval=workers[2], ahead=ahead)
         self.registry = Registry()
         self.registry.add(FakeHandler())
         self.world = World(
             gates=self.gates,
             runtime=self.runtime,
-            models=Models(self.pool, self.policies.gate),
+            models=Models(self.pool, self.book.gate),
             clock=clock,
             boot_id="test",
             verdicts=DEFAULT_VERDICTS,
@@ -130,7 +132,7 @@ class Room:
             self.world, self.registry, policies=policies.names(), limits=limits or SupervisorLimits()
         )
         self.policies.tell = self.supervisor.feed.of_daemon
-        self.looks = Looks(self.world, self.supervisor, Scorer(self.pool, self.policies.gate))
+        self.looks = Looks(self.world, self.supervisor, Scorer(self.pool, self.book.gate))
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Pool and supervisor, until cancelled."""

@@ -99,8 +99,8 @@ async def test_a_wrong_version_label_is_found(autojump_clock: trio.testing.MockC
         entry = here.supervisor.find("a", "tests")
         assert entry.session is not None
         assert (await rescored(here)).result == "ok"
-        call = entry.session._calls[0]
-        entry.session._calls[0] = msgspec.structs.replace(
+        call = entry.session._log._calls[0]
+        entry.session._log._calls[0] = msgspec.structs.replace(
             call, policy_versions=[VersionSpan(start=0, end=call.sampled_len, version=1)]
         )
         branch = branch_of(here, "a")
@@ -177,8 +177,8 @@ async def test_what_can_not_be_compared_is_named(call, params, reason, autojump_
         record = await here.finish("a")
         entry = here.supervisor.find("a", "tests")
         assert entry.session is not None
-        made = entry.session._calls[0]
-        entry.session._calls[0] = msgspec.structs.replace(
+        made = entry.session._log._calls[0]
+        entry.session._log._calls[0] = msgspec.structs.replace(
             made, **call, params=msgspec.structs.replace(made.params, **params)
         )
         answer = await rescored(here)

@@ -149,9 +149,9 @@ async def cancel_the_trainer(victim: trio.CancelScope) -> None:
                 with victim:
                     await train(here)
                 await trio.sleep(1)
-                if here.policies.paused():
+                if here.book.paused():
                     await here.policies.resume("default", ResumePolicy(pause_id="mine", version=1))
-        assert here.policies.gate("default").is_open
+        assert here.book.gate("default").is_open
         assert {update.state for update in here.policies.updates("default").items} <= {"done"}
         check(here)
         nursery.cancel_scope.cancel()

@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from prorld.domain.messages import ToolSchema
+from prorld.domain.messages import ToolSchema, system, tool_result, user
+from prorld.tokens.contract import RenderedMessage
 from prorld.tokens.tokenizer import HfTokenizer
 
 CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 MARKUP = ("<tool_call>", "</tool_call>")
 MERGES = (("h", "e"), ("l", "l"), ("Ġ", "w"), ("c", "h"), ("ch", "r"), ("Ċ", "Ċ"), ("r", "Ċ"), ("<", "|"), ("|", ">"))
+
+# A conversation's opening, and what may follow a turn.
+ASK = [system("Be brief."), user("Which one?")]
+FOLLOW_UPS = {
+    "tool": [tool_result("first", "call_0_0")],
+    "two tools": [tool_result("first", "call_0_0"), tool_result("second", "call_0_1")],
+    "user": [user("and now?")],
+    "tool, user": [tool_result("first", "call_0_0"), user("and now?")],
+}
 
 CHATML = (
     "{% for message in messages %}"
@@ -87,3 +98,14 @@ def embedded_model() -> Path:
     if spec is None or not spec.submodule_search_locations:
         pytest.skip("the embedded model is not installed")
     return next(Path(spec.submodule_search_locations[0]).glob("*.gguf"))
+
+
+def ids(rendered: Sequence[RenderedMessage]) -> list[int]:
+    """All ids in order."""
+    return [token for part in rendered for token in part.ids]
+
+
+def control(tokenizer: HfTokenizer, tokens: Sequence[int]) -> list[int]:
+    """The control tokens among ids."""
+    known = set(tokenizer.control_tokens.values())
+    return [token for token in tokens if token in known]

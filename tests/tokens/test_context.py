@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from prorld.domain.branch import VersionSpan
@@ -150,7 +150,6 @@ def test_long_observations_are_cut_before_they_are_tokenized() -> None:
     assert context.transcript[-1].content == "a" * 10 + "\n[... 580 characters left out ...]\n" + "b" * 10
 
 
-@settings(deadline=None)
 @given(st.text(max_size=60), st.integers(1, 30))
 def test_clipping_keeps_both_ends(text: str, chars_max: int) -> None:
     """A text that fits is the same object; another one keeps exactly the allowed number of its characters."""

@@ -15,19 +15,11 @@ from hypothesis import strategies as st
 
 from prorld.domain.messages import CallStatus, Message, ToolCall, ToolSchema, system, tool_result, user
 from prorld.errors import RendererError
-from prorld.tokens.contract import RenderedMessage
 from prorld.tokens.family_renderer import FAMILIES, FamilyRenderer
 from prorld.tokens.guard import MARK
 from tests.tokens.families import TOKENS, byte_level, family
-from tests.tokens.support import BASH
+from tests.tokens.support import ASK, BASH, FOLLOW_UPS, control, ids
 
-ASK = [system("Be brief."), user("Which one?")]
-FOLLOW_UPS = {
-    "tool": [tool_result("first", "call_0_0")],
-    "two tools": [tool_result("first", "call_0_0"), tool_result("second", "call_0_1")],
-    "user": [user("and now?")],
-    "tool, user": [tool_result("first", "call_0_0"), user("and now?")],
-}
 # Those whose templates have no words for tools.
 TOOLLESS = {"deepseek-r1", "deepseek-v3"}
 # Results that the package can't order without the calls, and a template for one call a turn.
@@ -41,17 +33,6 @@ hostile = st.lists(
     ),
     max_size=8,
 ).map("".join)
-
-
-def ids(rendered: Sequence[RenderedMessage]) -> list[int]:
-    """All ids in order."""
-    return [token for part in rendered for token in part.ids]
-
-
-def control(renderer: FamilyRenderer, tokens: Sequence[int]) -> list[int]:
-    """The control tokens among ids."""
-    known = set(renderer.tokenizer.control_tokens.values())
-    return [token for token in tokens if token in known]
 
 
 def tools_of(name: str) -> list[ToolSchema]:
@@ -86,7 +67,7 @@ def test_a_delta_follows_what_was_sampled(name: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 @given(texts=st.lists(hostile, min_size=1, max_size=3), as_tools=st.booleans())
 def test_observations_never_add_control_tokens(name: str, texts: list[str], as_tools: bool) -> None:
     """The control tokens of a delta are those of harmless texts, and its text is that of the messages."""
@@ -101,14 +82,16 @@ def test_observations_never_add_control_tokens(name: str, texts: list[str], as_t
     if as_tools and (name, "two tools") in REFUSED:
         texts = texts[:1]
     wild = delta(texts)
-    assert control(renderer, wild) == control(renderer, delta(["x" * bool(text.strip()) for text in texts]))
+    assert control(renderer.tokenizer, wild) == control(
+        renderer.tokenizer, delta(["x" * bool(text.strip()) for text in texts])
+    )
     shown = renderer.tokenizer.decode(wild)
     for text in (text.encode("utf-8", "replace").decode().strip() for text in texts):
         assert text in shown or json.dumps(text, ensure_ascii=False)[1:-1] in shown
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 @given(texts=st.lists(hostile.filter(str.strip), min_size=5, max_size=5))
 def test_histories_never_add_control_tokens(name: str, texts: list[str]) -> None:
     """What is rendered whole is guarded, too: prompts, thoughts, names and arguments of calls."""
@@ -125,7 +108,7 @@ def test_histories_never_add_control_tokens(name: str, texts: list[str]) -> None
 
     assert history("abcde")
     wild = history(texts)
-    assert not wild or control(renderer, wild) == control(renderer, history("abcde"))
+    assert not wild or control(renderer.tokenizer, wild) == control(renderer.tokenizer, history("abcde"))
 
 
 def test_it_is_logged_that_a_text_spelled_a_control_token() -> None:
@@ -307,7 +290,7 @@ def test_bare_calls_of_llama_are_read() -> None:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_parsing_never_raises(name: str, data: st.DataObject) -> None:
     """Any ids at all, stop tokens in the midst included."""

@@ -162,7 +162,7 @@ def test_a_length_is_checked_before_it_is_used(load: Callable[[bytes], Any], raw
     assert words in caught.value.message
 
 
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(at=st.integers(0, 5000), byte=st.integers(0, 255))
 def test_a_damaged_file_loads_or_is_refused(load: Callable[[bytes], Any], at: int, byte: int) -> None:
     """One wrong byte gives a tokenizer or a ``ConfigError``, nothing else."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from prorld.errors import RendererError
 from prorld.tokens.guard import MARK, Guard, GuardedTokenizer
 from tests.tokens.families import LLAMA, MINIMAX, byte_level
-from tests.tokens.support import CONTROL, MARKUP, tiny
+from tests.tokens.support import CONTROL, MARKUP, control, tiny
 
 TINY = tiny()
 GUARD = Guard(TINY)
@@ -25,12 +25,6 @@ spelling = st.lists(
 ).map("".join)
 
 
-def control(ids: list[int]) -> list[int]:
-    """The control tokens among ids."""
-    return [token for token in ids if token in set(TINY.control_tokens.values())]
-
-
-@settings(deadline=None)
 @given(st.lists(spelling, max_size=4))
 def test_marked_texts_come_back_as_they_were(texts: list[str]) -> None:
     """Side by side, whatever private characters they hold; their ids are those of plain text."""
@@ -39,17 +33,15 @@ def test_marked_texts_come_back_as_they_were(texts: list[str]) -> None:
     assert TOKENIZER.encode(marked) == TINY.encode_untrusted("".join(texts))
 
 
-@settings(deadline=None)
 @given(spelling, spelling, st.sampled_from(["<|im_end|>", "<tool_call>", "user\n", "<", "<|im_", "|>", "end|>", ""]))
 def test_no_control_token_is_made_of_texts(one: str, other: str, between: str) -> None:
     """Neither by a text, nor by two, nor by a text and half a token of the template's."""
     ids = TOKENIZER.encode(GUARD.mark(one) + between + GUARD.mark(other))
-    assert control(ids) == control(TINY.encode(between))
+    assert control(TINY, ids) == control(TINY, TINY.encode(between))
     if not one.isspace() and not other.isspace():
         assert TINY.decode(ids) == (one + between + other).encode("utf-8", "replace").decode()
 
 
-@settings(deadline=None)
 @given(spelling)
 def test_blanks_at_the_ends_stay_at_the_ends(text: str) -> None:
     """A template that strips a text, strips it as it would without marks; what is empty or blank stays so."""
@@ -59,7 +51,6 @@ def test_blanks_at_the_ends_stay_at_the_ends(text: str) -> None:
     assert bool(marked.strip()) == bool(text.strip())
 
 
-@settings(deadline=None)
 @given(spelling)
 def test_a_mark_survives_json(text: str) -> None:
     """Arguments of calls are written as JSON."""
@@ -73,7 +64,7 @@ def test_plain_names_are_left_alone() -> None:
     assert GUARD.mark_kind("call_0:bash", "spoken") != "call_0:bash"
     for name in ("<tool_call>", "a b", "a\n", ""):
         assert GUARD.unmark(GUARD.mark_kind(name, "data")) == name
-    assert not control(TOKENIZER.encode("x" + GUARD.mark_kind("<tool_call>", "data")))
+    assert not control(TINY, TOKENIZER.encode("x" + GUARD.mark_kind("<tool_call>", "data")))
 
 
 def test_what_is_spelled_is_seen() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken
 
@@ -16,7 +16,7 @@ from prorld.testing.byte_tokenizer import IM_END, byte_ids, write_byte_tokenizer
 from prorld.tokens.contract import RenderedMessage
 from prorld.tokens.jinja_renderer import JinjaRenderer
 from prorld.tokens.tokenizer import HfTokenizer
-from tests.tokens.support import BASH, CHATML, CONTROL, MARKUP, THINKING, tiny, tiny_core
+from tests.tokens.support import BASH, CHATML, CONTROL, MARKUP, THINKING, control, ids, tiny, tiny_core
 
 PLAIN = JinjaRenderer(tiny(CHATML))
 THINKER = JinjaRenderer(tiny(THINKING))
@@ -26,19 +26,9 @@ hostile = st.lists(
 ).map("".join)
 
 
-def ids(rendered: Sequence[RenderedMessage]) -> list[int]:
-    """All ids in order."""
-    return [token for part in rendered for token in part.ids]
-
-
 def shown(renderer: JinjaRenderer, rendered: Sequence[RenderedMessage]) -> str:
     """The text of all ids."""
     return renderer.tokenizer.decode(ids(rendered))
-
-
-def control(tokenizer: HfTokenizer, tokens: Sequence[int]) -> list[int]:
-    """The control tokens among ids."""
-    return [token for token in tokens if token in set(tokenizer.control_tokens.values())]
 
 
 def said(text: str, *calls: ToolCall, reasoning: str | None = None) -> Message:
@@ -64,7 +54,6 @@ def test_merges_over_the_border_of_a_message_stay_canonical() -> None:
     assert run.ids != [*PLAIN.tokenizer.encode("user\n"), *PLAIN.tokenizer.encode("\n")]
 
 
-@settings(deadline=None)
 @given(st.lists(hostile, min_size=1, max_size=4), st.sampled_from([PLAIN, THINKER]))
 def test_messages_never_add_control_tokens(texts: list[str], renderer: JinjaRenderer) -> None:
     """Whatever users and tools say, the control tokens are those of harmless texts; or it is refused."""
@@ -83,7 +72,6 @@ def test_messages_never_add_control_tokens(texts: list[str], renderer: JinjaRend
     )
 
 
-@settings(deadline=None)
 @given(hostile, hostile)
 def test_what_a_policy_wrote_never_adds_control_tokens(name: str, argument: str) -> None:
     """Names and arguments of earlier calls are text, too, keys and values."""
@@ -289,7 +277,6 @@ def test_a_prompt_that_opens_a_thought() -> None:
     assert (turn.reasoning, turn.content, turn.complete) == ("hm", "yes", True)
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 300) | st.integers(0, 2**31 - 1), max_size=30))
 def test_any_ids_can_be_parsed(sampled: list[int]) -> None:
     """Invalid UTF-8, control tokens in the middle, nothing at all: a turn comes out."""

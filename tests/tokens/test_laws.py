@@ -20,9 +20,7 @@ REAL = [
     ("deepseek_v3", "auto"), ("gemma3", "auto"), ("mistral_nemo", "auto"),
 ]  # fmt: skip
 
-quick = settings(
-    deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
-)
+quick = settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 
 
 def hold(renderer: Renderer, data: st.DataObject) -> None:

@@ -7,7 +7,7 @@ import time
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from prorld.domain.messages import CallStatus
@@ -138,7 +138,6 @@ scraps = st.sampled_from(
 )
 
 
-@settings(deadline=None)
 @given(st.lists(st.one_of(scraps, st.text(max_size=5)), max_size=40).map("".join), st.booleans(), st.booleans())
 def test_nothing_a_policy_writes_raises(text: str, opened: bool, complete: bool) -> None:
     """Any text gives a turn, whose calls stand in it word for word and can be written as JSON."""
@@ -151,7 +150,6 @@ def test_nothing_a_policy_writes_raises(text: str, opened: bool, complete: bool)
         assert attempt.status is not CallStatus.OK or attempt.name in TOOLS
 
 
-@settings(deadline=None)
 @given(
     st.dictionaries(
         st.text(max_size=8),

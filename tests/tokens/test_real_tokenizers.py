@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
 
 import pytest
 from hypothesis import HealthCheck, given, reject, settings
@@ -13,9 +12,10 @@ from prorld.domain.branch import VersionSpan
 from prorld.domain.messages import CallStatus, Message, ToolCall, ToolSchema, system, tool_result, user
 from prorld.errors import RendererError
 from prorld.tokens.context import TokenContext
-from prorld.tokens.contract import RenderedMessage, Renderer
+from prorld.tokens.contract import Renderer
 from prorld.tokens.tokenizer import HfTokenizer
 from tests.tokens.real_tokenizers import FETCHED, real_renderer, real_tokenizer
+from tests.tokens.support import ASK, FOLLOW_UPS, control, ids
 
 pytestmark = pytest.mark.real
 
@@ -24,14 +24,7 @@ LOOK_UP = ToolSchema(
     description="Look a word up.",
     parameters={"type": "object", "properties": {"word": {"type": "string"}}, "required": ["word"]},
 )
-ASK = [system("Be brief."), user("Which one?")]
-FOLLOW_UPS = {
-    "tool": [tool_result("first", "call_0_0")],
-    "two tools": [tool_result("first", "call_0_0"), tool_result("second", "call_0_1")],
-    "user": [user("and now?")],
-    "tool, user": [tool_result("first", "call_0_0"), user("and now?")],
-    "system": [system("Be long.")],
-}
+EVERY_FOLLOW_UP = {**FOLLOW_UPS, "system": [system("Be long.")]}
 HERMES = '\n<tool_call>\n{"name": "look_up", "arguments": {"word": "a"}}\n</tool_call>'
 LLAMA = '{"name": "look_up", "parameters": {"word": "a"}}'
 # Per policy: its renderer, what closes a turn, how it writes a call, and the follow-ups that have no delta, since the
@@ -59,17 +52,6 @@ SPELLINGS = [
 hostile = st.lists(st.one_of(st.sampled_from(SPELLINGS), st.text(max_size=4)), max_size=10).map("".join)
 
 
-def ids(rendered: Sequence[RenderedMessage]) -> list[int]:
-    """All ids in order."""
-    return [token for part in rendered for token in part.ids]
-
-
-def control(renderer: Renderer, tokens: Sequence[int]) -> list[int]:
-    """The control tokens among ids."""
-    known = set(real_tokenizer_of(renderer).control_tokens.values())
-    return [token for token in tokens if token in known]
-
-
 def real_tokenizer_of(renderer: Renderer) -> HfTokenizer:
     """The tokenizer with its control tokens."""
     return real_tokenizer(renderer.tokenizer.name if renderer.tokenizer.name in FETCHED else "smollm2")
@@ -85,7 +67,7 @@ def test_a_policy_gets_its_renderer(policy: tuple[str, str]) -> None:
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_delta_is_the_rest_of_the_whole(policy: tuple[str, str], kind: str) -> None:
     """Where a delta is given, the whole conversation rendered anew ends in it, id for id; the others are refused."""
-    renderer, new = real_renderer(*policy), FOLLOW_UPS[kind]
+    renderer, new = real_renderer(*policy), EVERY_FOLLOW_UP[kind]
     _, close, call, refused = POLICIES[policy]
     calls = sum(message.role == "tool" for message in new)
     words = "" if calls and call is LLAMA else "Let me see."
@@ -104,7 +86,7 @@ def test_a_delta_is_the_rest_of_the_whole(policy: tuple[str, str], kind: str) ->
 
 
 @pytest.mark.parametrize("policy", [policy for policy in POLICIES if policy[0] != "mistral_nemo"])
-@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 @given(text=hostile, other=hostile)
 def test_observations_never_add_control_tokens(policy: tuple[str, str], text: str, other: str) -> None:
     """The control tokens of a delta do not depend on its texts, and it decodes to them."""
@@ -123,7 +105,8 @@ def test_observations_never_add_control_tokens(policy: tuple[str, str], text: st
     except RendererError:
         # Some templates change some texts; hypothesis says so if it is most of them.
         reject()
-    assert control(renderer, wild) == control(renderer, delta(*("x" * bool(said.strip()) for said in (text, other))))
+    tokenizer, harmless = real_tokenizer_of(renderer), delta(*("x" * bool(said.strip()) for said in (text, other)))
+    assert control(tokenizer, wild) == control(tokenizer, harmless)
     plain = real_tokenizer_of(renderer).encode_untrusted
     if policy != ("llama3_2", "auto"):
         # What a tokenizer makes of a text (another form of unicode) it makes of it everywhere.
@@ -132,7 +115,7 @@ def test_observations_never_add_control_tokens(policy: tuple[str, str], text: st
 
 
 @pytest.mark.parametrize("name", ["smollm2", *FETCHED])
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(text=hostile)
 def test_untrusted_text_has_one_encoding(name: str, text: str) -> None:
     """Plain text is encoded as the tokenizer itself does it; what spells control tokens comes back as text."""

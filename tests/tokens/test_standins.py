@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from prorld.domain.messages import CallStatus, Message, ToolCall, user
@@ -22,7 +22,6 @@ def holder(*texts: str) -> Holder:
 ONE, TWO = "\ue0000\ue001", "\ue0001\ue001"
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.text(min_size=1, max_size=6), max_size=4),
     st.lists(st.text("<|ab>", max_size=4), min_size=5, max_size=5),

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
@@ -26,7 +26,6 @@ def write(directory: Path, config: object | None = None) -> Path:
     return directory
 
 
-@settings(deadline=None)
 @given(hostile)
 def test_untrusted_text_never_becomes_a_control_token(text: str) -> None:
     """Whatever a text spells, its ids hold no control token, and they decode to the text."""
@@ -35,7 +34,6 @@ def test_untrusted_text_never_becomes_a_control_token(text: str) -> None:
     assert TINY.decode(ids) == text
 
 
-@settings(deadline=None)
 @given(st.text().filter(lambda text: "<" not in text))
 def test_text_without_control_tokens_has_one_encoding(text: str) -> None:
     """Both doors agree where there is nothing to guard against."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from prorld.domain.branch import Branch, ForkReason, Segment, VersionSpan
@@ -99,7 +99,6 @@ def tell(plan: list[tuple[list[tuple[int, int]], int, bool]]) -> Story:
     return Story([doc(branch) for branch in branches], calls)
 
 
-@settings(deadline=None)
 @given(turns)
 def test_a_sound_trajectory_has_no_violation(plan: list[tuple[list[tuple[int, int]], int, bool]]) -> None:
     """Any number of turns, interrupted calls, versions and forks."""
@@ -250,7 +249,6 @@ def test_every_lie_is_caught(code: str, change: Callable[[Story], None]) -> None
     assert code in story.codes()
 
 
-@settings(deadline=None)
 @given(turns.filter(len), st.data())
 def test_moving_any_bit_of_the_mask_is_caught(
     plan: list[tuple[list[tuple[int, int]], int, bool]], data: st.DataObject

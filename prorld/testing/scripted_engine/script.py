@@ -10,7 +10,17 @@ from msgspec import Meta
 
 from prorld.testing.byte_tokenizer import IM_END, IM_START, byte_ids
 
-__all__ = ["Fault", "FaultKind", "FaultPlace", "Flavour", "Latency", "Script", "load_script", "scripted_logprob"]
+__all__ = [
+    "MALFORMED",
+    "Fault",
+    "FaultKind",
+    "FaultPlace",
+    "Flavour",
+    "Latency",
+    "Script",
+    "load_script",
+    "scripted_logprob",
+]
 
 Seconds = Annotated[float, Meta(ge=0, le=3600)]
 
@@ -37,6 +47,11 @@ FaultKind = Literal[
     "die",  # end the process at once
 ]
 
+# Whole answers that are wrong.
+MALFORMED: tuple[FaultKind, ...] = (
+    "garbage", "lengths", "other_ids", "no_ids", "nan", "infinite", "sentinel", "prompt_ids", "prompt_length", "spans",
+    "too_many",
+)  # fmt: skip
 
 Flavour = Literal["vllm", "sglang", "openai", "prorl"]
 

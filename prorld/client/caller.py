@@ -1,0 +1,138 @@
+"""Typed calls to one daemon: what is tried again, what a reply is read as, what a refusal is told as."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+from urllib.parse import quote, urlencode
+
+import msgspec
+
+from prorld.client.errors import BAD_REPLY, ClientError
+from prorld.client.find import TOKEN_VARIABLE, Target
+from prorld.client.http import JSON, MSGPACK, Reply, Transport
+from prorld.wire.ops import ErrorBody
+
+__all__ = ["LONG_POLL_S", "REQUEST_S", "Caller", "part", "query"]
+
+T = TypeVar("T")
+
+REQUEST_S = 60.0
+UNAUTHORIZED = 401
+# The longest that one long-poll asks for; a longer wait is several of them.
+LONG_POLL_S = 30.0
+_BACKOFF_S = (0.1, 0.3, 1.0, 2.0)
+
+
+class Caller:
+    """One kept connection, and the patience of whoever calls over it."""
+
+    def __init__(self, target: Target, patience_s: float) -> None:
+        self._transport = Transport(target.address, target.token)
+        self._token_from = target.token_from if target.token else None
+        self._patience_s = patience_s
+
+    @property
+    def address(self) -> str:
+        """Where the daemon is."""
+        return str(self._transport.address)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._transport.close()
+
+    def call(
+        self,
+        method: str,
+        path: str,
+        kind: type[T],
+        *,
+        body: msgspec.Struct | None = None,
+        within_s: float = REQUEST_S,
+        also: tuple[int, ...] = (),
+        accept: str = JSON,
+    ) -> T:
+        """One call, tried again while that can do no harm and patience lasts. Raises ``ClientError``."""
+        data = None if body is None else msgspec.json.encode(body)
+        until = time.monotonic() + self._patience_s
+        attempt = 0
+        while True:
+            try:
+                reply = self._transport.request(method, path, data, within_s=within_s, accept=accept)
+                return self._told(reply, kind, also)
+            except ClientError as exc:
+                pause = exc.retry_after_s or _BACKOFF_S[min(attempt, len(_BACKOFF_S) - 1)]
+                if not exc.may_retry or time.monotonic() + pause > until:
+                    raise
+            time.sleep(pause)  # noqa: TID251 - there is no event loop on this side
+            attempt += 1
+
+    def _told(self, reply: Reply, kind: type[T], also: tuple[int, ...]) -> T:
+        try:
+            return _decoded(reply, kind, also)
+        except ClientError as exc:
+            if exc.status != UNAUTHORIZED:
+                raise
+            cure = f"no token is known for {self._transport.address}: set ${TOKEN_VARIABLE}"
+            words = cure if self._token_from is None else f"it came from {self._token_from}"
+            message = f"{exc.message} ({words})"
+            raise ClientError(message, code=exc.stable_code, status=exc.status, details=exc.details) from exc
+
+    def poll(self, path: str, kind: type[T], done: Callable[[T], bool], within_s: float | None) -> T:
+        """What a GET says once it is ``done``, or as it is after ``within_s``."""
+        until = None if within_s is None else time.monotonic() + within_s
+        while True:
+            left = LONG_POLL_S if until is None else min(LONG_POLL_S, max(0.0, until - time.monotonic()))
+            found = self.call("GET", f"{path}{query(wait_s=f'{left:.3f}')}", kind, within_s=left + REQUEST_S)
+            if done(found) or (until is not None and time.monotonic() >= until):
+                return found
+
+
+def _decoded(reply: Reply, kind: type[T], also: tuple[int, ...]) -> T:
+    if not 200 <= reply.status < 300 and reply.status not in also:
+        raise _refusal(reply)
+    try:
+        if reply.headers.get("content-type") == MSGPACK:
+            return msgspec.msgpack.decode(reply.body, type=kind)
+        # An answer without a body stands for ``None``.
+        return msgspec.json.decode(reply.body or b"null", type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
+        message = f"the daemon answered something else than {kind.__name__}: {exc}"
+        raise ClientError(message, code=BAD_REPLY, status=reply.status) from exc
+
+
+def _refusal(reply: Reply) -> ClientError:
+    try:
+        decode = msgspec.msgpack.decode if reply.headers.get("content-type") == MSGPACK else msgspec.json.decode
+        error = decode(reply.body, type=ErrorBody).error
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        text = f"HTTP {reply.status} without a readable body; is this a prorld daemon?"
+        return ClientError(text, code=BAD_REPLY, status=reply.status)
+    return ClientError(
+        error.message,
+        code=error.code,
+        retryable=error.retryable,
+        status=reply.status,
+        details=error.details,
+        retry_after_s=_seconds(reply.headers.get("retry-after")),
+    )
+
+
+def _seconds(text: str | None) -> float | None:
+    try:
+        seconds = float(text or "")
+    except ValueError:
+        return None
+    return seconds if 0 < seconds < float("inf") else None
+
+
+def part(text: str) -> str:
+    """A part of a path."""
+    return quote(text, safe="")
+
+
+def query(**fields: object) -> str:
+    """What follows a path; a field that is ``None`` is left out."""
+    given = {name: value for name, value in fields.items() if value is not None}
+    return f"?{urlencode(given)}" if given else ""

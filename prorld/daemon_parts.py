@@ -1,0 +1,203 @@
+"""The parts of the daemon in three groups: what samples, what makes sandboxes, what runs jobs.
+
+Each group is built from the configuration in one place; the composition root puts them together and takes them down.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import structlog
+import trio
+from structlog.typing import FilteringBoundLogger
+
+from prorld.config import Config, Loaded
+from prorld.domain.admission import AdmissionRules
+from prorld.domain.scoring import Tolerance
+from prorld.handlers.registry import Registry
+from prorld.inference.policies import Policies, PolicySource
+from prorld.inference.policy_book import PolicyBook
+from prorld.inference.policy_control import PolicyControl
+from prorld.inference.pool import BackendPool
+from prorld.inference.pool_entry import EngineRules
+from prorld.inference.registry import backend_factories, read_engine_keys
+from prorld.inference.rescoring import Scorer
+from prorld.kit.lanes import Lane
+from prorld.metrics import Metrics
+from prorld.ops.users import sandbox_user
+from prorld.rollout.audit import Auditor
+from prorld.rollout.clock import SystemClock
+from prorld.rollout.life import World
+from prorld.rollout.looks import Looks
+from prorld.rollout.supervisor import Supervisor, SupervisorLimits
+from prorld.sandbox import reaper
+from prorld.sandbox.bubblewrap import BubblewrapRuntime
+from prorld.sandbox.contract import SandboxRuntime
+from prorld.sandbox.probe import check_bubblewrap
+from prorld.sandbox.registry import OWN as OWN_RUNTIME
+from prorld.sandbox.registry import SandboxHost, run_runtime, runtime_factory
+from prorld.sandbox.warden_client import Warden, run_warden
+from prorld.store.policy_file import PolicyFile
+
+__all__ = [
+    "DEFAULT_POLICY",
+    "Rollouts",
+    "Sampling",
+    "Sandboxes",
+    "make_rollouts",
+    "scratch_dir",
+    "start_sampling",
+    "start_sandboxes",
+]
+
+log: FilteringBoundLogger = structlog.get_logger("prorld.daemon")
+
+DEFAULT_POLICY = "default"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """What samples: the engines, and the policies that they serve."""
+
+    pool: BackendPool
+    policies: Policies
+    book: PolicyBook
+    control: PolicyControl
+
+
+async def start_sampling(
+    loaded: Loaded, core: trio.Nursery, lane: Lane, metrics: Metrics, clock: SystemClock
+) -> Sampling:
+    """Start the pool, and what changes policies; no engine is asked yet."""
+    config = loaded.config
+    keys = read_engine_keys(config.engine_keys, os.environ)
+    policies = Policies(_policy_sources(config), lane)
+    pool = BackendPool(backend_factories(keys=keys), metrics, rules=_engine_rules(config))
+    kept = PolicyFile(loaded.state_dir)
+    book = PolicyBook(pool, policies, kept, metrics, clock.wall, states=kept.load(), load_s=config.timeouts.load_s)
+    control = PolicyControl(book)
+    with trio.fail_after(config.timeouts.boot_s):
+        await core.start(pool.run, name="pool")
+        await core.start(control.run, name="policies")
+    return Sampling(pool=pool, policies=policies, book=book, control=control)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sandboxes:
+    """What makes sandboxes. ``lacking`` is why none can be made."""
+
+    warden: Warden
+    runtime: SandboxRuntime
+    lacking: str | None
+    is_root: bool
+
+
+async def start_sandboxes(
+    loaded: Loaded, core: trio.Nursery, lane: Lane, boot_id: str, hide: Sequence[str]
+) -> Sandboxes:
+    """Start the warden, clear away what an earlier life left, and start the runtime."""
+    config = loaded.config
+    user = sandbox_user(config.sandbox.user)
+    if user is not None:
+        log.warning("daemon.root", sandboxes_run_as=config.sandbox.user, uid=user[0])
+    with trio.fail_after(config.timeouts.boot_s):
+        warden = await core.start(partial(run_warden, user=user), name="warden")
+        lacking = await check_bubblewrap(user=user) if config.sandbox.runtime == OWN_RUNTIME else None
+    host = SandboxHost(runtime_dir=scratch_dir(loaded), boot_id=boot_id, user=user)
+    await _reap(host, lane)
+    runtime = await _runtime(config, core, warden, host, hide)
+    return Sandboxes(warden=warden, runtime=runtime, lacking=lacking, is_root=user is not None)
+
+
+async def _reap(host: SandboxHost, lane: Lane) -> None:
+    reaped = await lane.run(partial(reaper.reap, host.runtime_dir, boot_id=host.boot_id))
+    if reaped.directories:
+        log.warning("daemon.reaped", directories=reaped.directories, processes=reaped.processes)
+
+
+async def _runtime(
+    config: Config, core: trio.Nursery, warden: Warden, host: SandboxHost, hide: Sequence[str]
+) -> SandboxRuntime:
+    if config.sandbox.runtime == OWN_RUNTIME:
+        return BubblewrapRuntime(warden, runtime_dir=host.runtime_dir, boot_id=host.boot_id, hide=hide)
+    factory = runtime_factory(config.sandbox.runtime)
+    with trio.fail_after(config.timeouts.boot_s):
+        runtime: SandboxRuntime = await core.start(partial(run_runtime, factory, host), name="sandbox runtime")
+    return runtime
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rollouts:
+    """What runs jobs, and looks at them again when they have ended."""
+
+    supervisor: Supervisor
+    looks: Looks
+    auditor: Auditor
+
+    async def start(self, jobs: trio.Nursery) -> None:
+        """Let them live in this nursery."""
+        await jobs.start(self.supervisor.run, name="supervisor")
+        await jobs.start(self.looks.run, name="reevaluator")
+        await jobs.start(partial(self.auditor.run, self.looks, self.supervisor.feed), name="auditor")
+
+
+def make_rollouts(config: Config, world: World, registry: Registry, sampling: Sampling) -> Rollouts:
+    """The parts that run jobs; ``start`` starts them."""
+    auditor = Auditor(share=config.audit.share, metrics=world.metrics)
+    supervisor = Supervisor(
+        world, registry, policies=sampling.policies.names(), limits=_limits(config), on_end=auditor.ended
+    )
+    sampling.control.tell = supervisor.feed.of_daemon
+    looks = Looks(world, supervisor, Scorer(sampling.pool, sampling.book.gate), tolerance=_tolerance(config))
+    return Rollouts(supervisor=supervisor, looks=looks, auditor=auditor)
+
+
+# --- from configuration -----------------------------------------------------------------------------------------------
+
+
+def _engine_rules(config: Config) -> EngineRules:
+    return EngineRules(
+        admission=msgspec.convert(config.admission, AdmissionRules, from_attributes=True),
+        stall_s=config.timeouts.engine_stall_s,
+        call_s=math.inf if config.timeouts.engine_call_s is None else config.timeouts.engine_call_s,
+    )
+
+
+def _policy_sources(config: Config) -> dict[str, PolicySource]:
+    sources = {
+        name: PolicySource(
+            tokenizer=entry.tokenizer,
+            renderer=entry.renderer,
+            chat_template_kwargs=entry.chat_template_kwargs,
+            max_staleness=entry.max_staleness,
+        )
+        for name, entry in config.policies.items()
+    }
+    named = {DEFAULT_POLICY, *(entry.policy for entry in config.backends)}
+    return {name: PolicySource() for name in sorted(named)} | sources
+
+
+def _tolerance(config: Config) -> Tolerance:
+    return Tolerance(mean=config.verification.tolerance_mean, max=config.verification.tolerance_max)
+
+
+def scratch_dir(loaded: Loaded) -> Path:
+    """Where sandboxes have their directories."""
+    chosen = loaded.config.sandbox.scratch_dir
+    return loaded.state_dir if chosen is None else Path(chosen)
+
+
+def _limits(config: Config) -> SupervisorLimits:
+    return SupervisorLimits(
+        jobs_max=config.limits.jobs_max,
+        accepted_bytes_max=config.limits.accepted_bytes_max,
+        mailbox_size=config.limits.mailbox_size,
+        results_max_count=config.limits.results_count_max,
+        results_max_bytes=config.limits.results_bytes_max,
+    )
