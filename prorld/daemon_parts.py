@@ -184,7 +184,8 @@ def _policy_sources(config: Config) -> dict[str, PolicySource]:
 
 
 def _tolerance(config: Config) -> Tolerance:
-    return Tolerance(mean=config.verification.tolerance_mean, max=config.verification.tolerance_max)
+    allowed = config.verification
+    return Tolerance(mean=allowed.tolerance_mean, max=allowed.tolerance_max, varying=allowed.tolerance_mean_varying)
 
 
 def scratch_dir(loaded: Loaded) -> Path:

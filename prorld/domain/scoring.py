@@ -25,10 +25,18 @@ UnscoredReason = Literal["not_served", "no_scores", "inexact", "no_logprobs", "p
 
 
 class Tolerance(msgspec.Struct, frozen=True, kw_only=True):
-    """How far apart two looks at the same tokens may be: on average over the tokens of a version, and at any one."""
+    """How far apart two looks at the same tokens may be: on average over the tokens of a version, and at any one.
+
+    ``varying`` stands for ``mean`` where the engine's results depend on what else it computes at the time.
+    """
 
     mean: float
     max: float
+    varying: float = 0.0
+
+    def mean_of(self, *, varies: bool) -> float:
+        """The mean that is allowed."""
+        return max(self.mean, self.varying) if varies else self.mean
 
 
 class Piece(msgspec.Struct, frozen=True):
@@ -172,6 +180,6 @@ def compare(branch: Branch, section: Section, scored: Sequence[float]) -> Gap:
     return gap
 
 
-def drifts(gap: Gap, tolerance: Tolerance) -> bool:
+def drifts(gap: Gap, tolerance: Tolerance, *, varies: bool = False) -> bool:
     """Whether the tokens are not what the version says of them."""
-    return (gap.mean or 0.0) > tolerance.mean or (gap.max or 0.0) > tolerance.max
+    return (gap.mean or 0.0) > tolerance.mean_of(varies=varies) or (gap.max or 0.0) > tolerance.max

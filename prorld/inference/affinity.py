@@ -15,18 +15,28 @@ GROUPS_MAX = 8192
 # How many more leases than the least loaded engine a group's engine may have and still get its members. A whole group
 # of a common size fits onto an engine as idle as the others: half of one would have its prompt computed twice.
 GROUP_SLACK = 8.0
+# The same for an engine with all its places taken: whoever waits there computes nothing, while another stands idle.
+FULL_SLACK = 2.0
 
 
 def shared_home(
     rows: Sequence[BackendRow], homes: Iterable[str], slack: float, avoid: Iterable[str] = ()
 ) -> str | None:
-    """The first of the group's engines that is up and not busier than the least loaded one by more than ``slack``."""
+    """The first of the group's engines that is up and not busier than the least loaded one by more than ``slack``.
+
+    One that has no place left for a call may be busier by ``FULL_SLACK`` only.
+    """
     shunned = frozenset(avoid)
-    up = {row.backend_id: row.load for row in rows if row.state is BackendState.UP}
+    up = {row.backend_id: row for row in rows if row.state is BackendState.UP}
     if not up:
         return None
-    bound = min(up.values()) + slack
-    return next((home for home in homes if home not in shunned and home in up and up[home] <= bound), None)
+    least = min(row.load for row in up.values())
+    return next((home for home in homes if home not in shunned and home in up and _bears(up[home], least, slack)), None)
+
+
+def _bears(row: BackendRow, least: float, slack: float) -> bool:
+    is_full = row.max_inflight is not None and row.leases >= row.max_inflight
+    return row.load <= least + (min(slack, FULL_SLACK) if is_full else slack)
 
 
 class GroupHomes:

@@ -56,6 +56,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     ``model_path`` is where the engine says its model lies; it counts only where this machine has it there, too.
     ``control``: it can be paused and told and asked its version. ``reload``, ``lora``: how it loads weights itself.
     ``scores``: it can say the log-probabilities of given tokens. ``exact``: it takes and gives token ids.
+    ``varies``: what it says of a token depends a little on what else it computes at the time.
     """
 
     model: str
@@ -68,6 +69,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     scores: bool = False
     exact: bool = True
     takes_seed: bool = True
+    varies: bool = False
     logprobs_mode: LogprobsMode = "raw"
     weights: PolicyVersion | None = None
     model_path: str | None = None

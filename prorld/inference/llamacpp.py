@@ -125,6 +125,7 @@ class LlamaCppBackend(HttpBackend):
             version_spans=True,
             control=True,
             scores=True,
+            varies=True,
             weights=self._told,
             model_path=card.id,
             details={"vocabulary": card.meta.n_vocab},

@@ -52,6 +52,7 @@ class Scored(msgspec.Struct, frozen=True, kw_only=True):
 
     backend_id: str
     logprobs: array[float]
+    varies: bool = False
 
 
 class ScoreDesk(Protocol):
@@ -126,7 +127,7 @@ class Scorer:
             except BackendError as exc:
                 tried[entry.backend_id] = exc
             else:
-                return Scored(backend_id=entry.backend_id, logprobs=logprobs)
+                return Scored(backend_id=entry.backend_id, logprobs=logprobs, varies=entry.found.varies)
 
     def _choose(self, policy: str, version: PolicyVersion | None, tried: Mapping[str, BackendError]) -> PoolEntry:
         """The least loaded engine of the version that can score and was not tried; raises ``CannotScore``."""

@@ -104,6 +104,7 @@ class VllmBackend(VllmControl):
             reload=control and await self._opens(RPC_PATH, {}),
             lora=lora,
             scores=not (fragile and "vllm:lora_requests_info" in metrics),
+            varies=fragile,
             takes_seed=not fragile if self._takes_seed is None else self._takes_seed,
             logprobs_mode=self._logprobs_mode,
             weights=parse_label(self._label),

@@ -29,7 +29,7 @@ VERIFY_THREADS = 1
 # Requests for another score, those that wait for an engine included.
 RESCORES_ASKED_MAX = 64
 RETRY_AFTER_S = 10.0
-TOLERANCE = Tolerance(mean=0.02, max=1.0)
+TOLERANCE = Tolerance(mean=0.02, max=1.0, varying=0.07)
 
 
 class Looks:
@@ -75,6 +75,7 @@ class Looks:
         allowed = Tolerance(
             mean=self._tolerance.mean if tolerance is None else tolerance,
             max=self._tolerance.max if tolerance_max is None else tolerance_max,
+            varying=self._tolerance.varying if tolerance is None else 0.0,
         )
         self._rescoring += 1
         try:

@@ -15,7 +15,7 @@ from prorld.domain.branch import Branch
 from prorld.domain.scoring import Gap, Section, Skipped, Tolerance, UnscoredReason, compare, drifts, plan
 from prorld.domain.versions import PolicyVersion, in_words
 from prorld.errors import BackendError
-from prorld.inference.rescoring import CannotScore, Scorer
+from prorld.inference.rescoring import CannotScore, Scored, Scorer
 from prorld.kit.lanes import Lane
 from prorld.rollout.entry import JobEntry
 from prorld.tokens.verify import verify
@@ -121,7 +121,7 @@ class Rescorer:
             gap = compare(branch, section, scored.logprobs)
         else:
             gap = await self._lane.run(compare, branch, section, scored.logprobs, abandon_on_cancel=True)
-        look.note(section, gap, scored.backend_id)
+        look.note(section, gap, scored)
 
 
 class _Look:
@@ -131,19 +131,26 @@ class _Look:
         self.skipped: list[Skipped] = []
         self._gaps: dict[PolicyVersion | None, Gap] = {}
         self._backends: dict[PolicyVersion | None, dict[str, None]] = {}
+        self._varying: set[PolicyVersion | None] = set()
 
     def skip(self, reason: UnscoredReason, version: PolicyVersion | None, tokens: int) -> None:
         self.skipped.append(Skipped(reason=reason, version=version, tokens=tokens))
 
-    def note(self, section: Section, gap: Gap, backend_id: str) -> None:
+    def note(self, section: Section, gap: Gap, scored: Scored) -> None:
         if gap.tokens:
             self._gaps.setdefault(section.version, Gap()).add(gap)
-            self._backends.setdefault(section.version, {})[backend_id] = None
+            self._backends.setdefault(section.version, {})[scored.backend_id] = None
+            if scored.varies:
+                self._varying.add(section.version)
         if gap.tokens < section.tokens:
             self.skip("too_long", section.version, section.tokens - gap.tokens)
 
     def violations(self, entry: JobEntry, tolerance: Tolerance) -> list[Violation]:
-        return [_drift(entry, version, gap, tolerance) for version, gap in self._gaps.items() if drifts(gap, tolerance)]
+        return [
+            _drift(entry, version, gap, tolerance, varies=version in self._varying)
+            for version, gap in self._gaps.items()
+            if drifts(gap, tolerance, varies=version in self._varying)
+        ]
 
     def unverifiable(self) -> list[Unverifiable]:
         counted: Counter[tuple[UnscoredReason, PolicyVersion | None]] = Counter()
@@ -155,7 +162,7 @@ class _Look:
         whole = Gap()
         for gap in self._gaps.values():
             whole.add(gap)
-        by_version = [self._by_version(version, gap) for version, gap in self._gaps.items()]
+        by_version = [self._by_version(version, gap, tolerance) for version, gap in self._gaps.items()]
         return Rescore(
             tokens=whole.tokens,
             mean=whole.mean,
@@ -168,7 +175,7 @@ class _Look:
             seconds=round(seconds, 3),
         )
 
-    def _by_version(self, version: PolicyVersion | None, gap: Gap) -> VersionScore:
+    def _by_version(self, version: PolicyVersion | None, gap: Gap, tolerance: Tolerance) -> VersionScore:
         assert gap.worst is not None
         return VersionScore(
             epoch=0 if version is None else version.epoch,
@@ -178,18 +185,21 @@ class _Look:
             max=gap.max or 0.0,
             worst=gap.worst,
             backends=[*self._backends[version]],
+            tolerance_mean=tolerance.mean_of(varies=version in self._varying),
         )
 
 
-def _drift(entry: JobEntry, version: PolicyVersion | None, gap: Gap, tolerance: Tolerance) -> Violation:
+def _drift(
+    entry: JobEntry, version: PolicyVersion | None, gap: Gap, tolerance: Tolerance, *, varies: bool
+) -> Violation:
     assert gap.worst is not None
     assert entry.session is not None
-    call = entry.session.calls[gap.worst.call]
+    call, allowed = entry.session.calls[gap.worst.call], tolerance.mean_of(varies=varies)
     return Violation(
         code=DRIFT,
         message=(
             f"{gap.tokens} tokens of {in_words(version)} differ by {gap.mean:.3g} on average and {gap.max:.3g} at "
-            f"token {gap.worst.index}, sampled by {call.backend}; {tolerance.mean:g} and {tolerance.max:g} are allowed"
+            f"token {gap.worst.index}, sampled by {call.backend}; {allowed:g} and {tolerance.max:g} are allowed"
         ),
         branch=gap.worst.branch,
         call=gap.worst.call,

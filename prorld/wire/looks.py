@@ -48,7 +48,10 @@ class Unverifiable(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VersionScore(msgspec.Struct, frozen=True, kw_only=True):
-    """How far the recorded log-probabilities of one version are from those that ``backends`` give its tokens now."""
+    """How far the recorded log-probabilities of one version are from those that ``backends`` give its tokens now.
+
+    ``tolerance_mean`` is wider than that of the whole where the results of these engines depend on their load.
+    """
 
     epoch: int
     version: int | None
@@ -57,6 +60,7 @@ class VersionScore(msgspec.Struct, frozen=True, kw_only=True):
     max: float
     worst: Worst
     backends: list[str]
+    tolerance_mean: float
 
 
 class Rescore(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,8 +15,13 @@ from prorld.wire.looks import Rescore, Unverifiable, VerifyAnswer, VersionScore,
 WORST = Worst(branch=0, index=17, token_id=5, call=2, recorded=-0.5, scored=-0.75)
 SCORE = Rescore(
     tokens=90, mean=0.0125, max=0.25, worst=WORST, backends=["b-1", "b-2"], tolerance_mean=0.02, tolerance_max=1.0,
-    by_version=[VersionScore(epoch=0, version=3, tokens=60, mean=0.01, max=0.25, worst=WORST, backends=["b-1"]),
-                VersionScore(epoch=1, version=2, tokens=30, mean=0.01, max=0.25, worst=WORST, backends=["b-2"])],
+    by_version=[
+        VersionScore(
+            epoch=epoch, version=version, tokens=tokens, mean=0.01, max=0.25, worst=WORST, backends=[name],
+            tolerance_mean=0.02,
+        )
+        for epoch, version, tokens, name in ((0, 3, 60, "b-1"), (1, 2, 30, "b-2"))
+    ],
     seconds=0.5,
 )  # fmt: skip
 

@@ -42,6 +42,16 @@ def test_a_whole_group_fits_onto_one_engine() -> None:
     assert [home(leases) for leases in (0, 7, 8, 9)] == ["b-1", "b-1", "b-1", None]
 
 
+def test_an_engine_without_places_is_no_home_while_another_is_idle() -> None:
+    """Four places and four members: the next one goes to the engine that is idle, unless both are about as busy."""
+    homes = ["a"]
+    for leases, home in ((3, "a"), (4, None), (2, "a")):
+        rows = [BackendRow(backend_id="a", leases=leases, max_inflight=4), BackendRow(backend_id="b", leases=0)]
+        assert shared_home(rows, homes, 8.0) == home
+    rows = [BackendRow(backend_id="a", leases=5, max_inflight=4), BackendRow(backend_id="b", leases=3)]
+    assert shared_home(rows, homes, 8.0) == "a"
+
+
 def test_homes_are_remembered_within_a_bound() -> None:
     """The group used longest ago is forgotten first; an engine that is gone is forgotten everywhere."""
     homes = GroupHomes(groups_max=2)

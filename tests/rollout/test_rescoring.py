@@ -249,3 +249,22 @@ async def test_too_many_who_ask_are_refused(
         monkeypatch.setattr(engine, "score", sound)
         assert (await rescored(here)).result == "ok"
         here.assert_clean()
+
+
+async def test_engines_that_vary_with_their_load_are_allowed_more(autojump_clock: trio.testing.MockClock) -> None:
+    """A small difference of such an engine is no drift, and the answer says what was allowed; a large one is."""
+    engine = PolicyBackend(TALK)
+    engine.claims = msgspec.structs.replace(await engine.probe(), varies=True)
+    async with room(backends=[engine]) as here:
+        await here.finish("a")
+        branch = branch_of(here, "a")
+        sampled = [at for at, bit in enumerate(branch.mask) if bit]
+        for at in sampled:
+            branch.logprobs[at] -= 0.05
+        answer = await rescored(here)
+        assert answer.rescore is not None
+        assert (answer.result, answer.rescore.by_version[0].tolerance_mean) == ("ok", 0.07)
+        assert codes(await rescored(here, tolerance=0.02)) == ["logprob_drift"]
+        for at in sampled:
+            branch.logprobs[at] -= 0.05
+        assert codes(await rescored(here)) == ["logprob_drift"]
