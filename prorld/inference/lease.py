@@ -138,8 +138,11 @@ class Lease:
         entry.row.inflight += 1
         place.scope.deadline = began + entry.rules.call_s
         try:
-            generation = await entry.backend.generate(request)
-            if flight is not None:
+            if flight is None:
+                generation = await entry.backend.generate(request)
+            else:
+                with flight.timed(place.scope):
+                    generation = await entry.backend.generate(request)
                 generation = flight.believe(generation)
             result, sampled, cached = "ok", len(generation.token_ids), generation.cached_tokens or 0
         except BackendError as error:

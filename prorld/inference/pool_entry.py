@@ -87,6 +87,8 @@ class PoolEntry:
         self.leaving = False
         self.removed = False
         self.in_check = False
+        # It was told to pause, and not yet to go on.
+        self.asleep = False
         self.struck_at = -math.inf
         self.heard_at = trio.current_time()
         # When it last showed that it works: a call ended well, or its count of tokens moved.
