@@ -72,8 +72,10 @@ class Changes:
     async def pause(self, begun: PolicyState, request: PausePolicy, work: Begun) -> PausedPolicy:
         """Close the gate, pause the engines."""
         await self._close(begun)
-        results = await self._pause(self._present(), request.mode, request.timeout_s)
-        pause = self._held()
+        pause, present = self._held(), self._present()
+        anew = [entry for entry in present if entry.request.url not in pause.engines]
+        said = {result.id: result for result in await self._pause(anew, pause.mode, request.timeout_s)}
+        results = [said.get(entry.backend_id) or BackendResult(id=entry.backend_id, ok=True) for entry in present]
         self.say("policy.paused", policy=self.name, holder=pause.holder, mode=pause.mode, pause_id=pause.pause_id)
         return PausedPolicy(pause_id=pause.pause_id, backends=results)
 

@@ -115,7 +115,7 @@ class _Policy:
         self.gate = gate
         self.engines = engines
         self.busy_with: str | None = None
-        self.pausing: _Work[PausedPolicy] | None = None
+        self.pausing: tuple[str, _Work[PausedPolicy]] | None = None
         self.news = trio.Event()
 
     def must_be_idle(self) -> None:
@@ -153,6 +153,7 @@ class PolicyControl:
         self._load_s = load_s
         self.tell = tell
         self._nursery: trio.Nursery | None = None
+        self._putting = trio.Lock()
         self._all: dict[str, _Policy] = {}
         self._dormant = {state.name: interrupted(state, wall()) for state in states}
         for state in self._dormant.values():
@@ -313,18 +314,20 @@ class PolicyControl:
             raise BadRequest(
                 f"{name[:64]!r} can't be the name of a policy", code="invalid_field", details={"path": "policy"}
             )
-        known = self._all.get(name)
-        if known is None and len(self._all) >= POLICIES_MAX:
-            raise TooMany(f"there are {POLICIES_MAX} policies already")
-        if known is None and request.pause_id is not None:
-            raise Conflict(f"policy {name!r} is not paused", code="not_paused")
-        settings = merged(PolicySettings() if known is None else known.settings, request)
-        try:
-            await self._policies.check(source_of(settings))
-        except RendererError as exc:
-            raise Impossible(chain(exc), code=exc.stable_code) from exc
-        work = self._start(partial(self._put, name, settings, request.pause_id))
-        is_new = await work.outcome()
+        # One at a time: what is left out stays as whoever came first has made it.
+        async with self._putting:
+            known = self._all.get(name)
+            if known is None and len(self._all) >= POLICIES_MAX:
+                raise TooMany(f"there are {POLICIES_MAX} policies already")
+            if known is None and request.pause_id is not None:
+                raise Conflict(f"policy {name!r} is not paused", code="not_paused")
+            settings = merged(PolicySettings() if known is None else known.settings, request)
+            try:
+                await self._policies.check(source_of(settings))
+            except RendererError as exc:
+                raise Impossible(chain(exc), code=exc.stable_code) from exc
+            work = self._start(partial(self._put, name, settings, request.pause_id))
+            is_new = await work.outcome()
         return self.get(name, tenant), is_new
 
     async def _put(self, name: str, settings: PolicySettings, pause_id: str | None, work: _Work[bool]) -> bool:
@@ -363,14 +366,15 @@ class PolicyControl:
                 details={"path": "release"},
             )
         held = policy.state.pause
-        if held is not None and held.pause_id == request.pause_id:
-            # Asked again. After a restart nobody remembers what the engines said.
-            same = policy.pausing
-            return PausedPolicy(pause_id=held.pause_id, backends=[]) if same is None else await same.outcome()
+        is_repeat = held is not None and held.pause_id == request.pause_id
+        if is_repeat and policy.pausing is not None and policy.pausing[0] == request.pause_id:
+            return await policy.pausing[1].outcome()
         policy.must_be_idle()
-        begun = begin_pause(policy.state, self._new_pause(request.mode, tenant, request.pause_id))
+        # After a restart nobody remembers what the engines said, nor whether all of them were asked.
+        new = self._new_pause(request.mode, tenant, request.pause_id)
+        begun = policy.state if is_repeat else begin_pause(policy.state, new)
         work: _Work[PausedPolicy] = self._start(partial(self._changes(policy).pause, begun, request), policy, "paused")
-        policy.pausing = work
+        policy.pausing = (begun.pause.pause_id if begun.pause else "", work)
         return await work.outcome()
 
     async def resume(self, name: str, request: ResumePolicy) -> ResumedPolicy:
@@ -428,7 +432,7 @@ class PolicyControl:
     ) -> _Work[T]:
         """Do it in a task of its own; ``what`` is being done to the policy meanwhile."""
         if self._nursery is None:
-            raise Overloaded("the daemon is going away", code="closing")
+            raise _closing()
         work: _Work[T] = _Work()
         if policy is not None:
             policy.busy_with = what
@@ -444,6 +448,8 @@ class PolicyControl:
                 log.exception("policy.broken")
             work.error = exc
         finally:
+            if work.result is None and work.error is None:
+                work.error = _closing()
             if policy is not None:
                 policy.busy_with = None
                 policy.news.set()
@@ -462,7 +468,9 @@ class PolicyControl:
         try:
             await self._store.save(states)
         except OSError as exc:
-            policy.state = before
+            # Unless somebody has built on it meanwhile.
+            if policy.state is after:
+                policy.state = before
             log.exception("policy.unkept", policy=after.name)
             raise Overloaded(f"the state of the policies can't be written: {exc}", code="state_unwritable") from exc
         self._metrics.policy_version(after.name, after.version.version)
@@ -471,6 +479,10 @@ class PolicyControl:
         log.info(event, **facts)
         if self.tell is not None:
             self.tell(event, **facts)
+
+
+def _closing() -> Overloaded:
+    return Overloaded("the daemon is going away", code="closing")
 
 
 def _remember(policy: _Policy, after: PolicyState) -> None:

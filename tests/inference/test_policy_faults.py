@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 import trio
 
+from prorld.errors import Overloaded
+from prorld.inference.policies import Policies, PolicySource
 from prorld.inference.pool_entry import EngineRules
 from prorld.testing.fake_backend import FakeBackend
 from prorld.wire.jobs import JobRecord
-from prorld.wire.policies import PausePolicy, ResumePolicy
+from prorld.wire.policies import PausePolicy, PutPolicy, ResumePolicy
 from tests.inference.test_policy_control import assert_sound, engine, ids, states, updated
-from tests.rollout.support import Room, room
+from tests.rollout.support import KeptPolicies, Room, room
 
 
 class Dull(FakeBackend):
@@ -80,3 +82,56 @@ async def test_a_pause_is_not_held_against_the_engine(autojump_clock) -> None:
         assert len(here.backends[0].requests) == 1
         (info,) = here.pool.list().items
         assert (info.errors_total, info.strikes) == (0, 0)
+
+
+async def test_whoever_waits_is_told_that_the_daemon_ends(autojump_clock) -> None:
+    """Not that it has a bug."""
+    here = Room(backends=[engine()])
+    told: list[str] = []
+
+    async def ask() -> None:
+        try:
+            await here.policies.pause("default", PausePolicy(mode="wait"), "alice")
+        except Overloaded as exc:
+            told.append(exc.stable_code)
+
+    async with trio.open_nursery() as askers, trio.open_nursery() as nursery:
+        await nursery.start(here.run)
+        await here.submit("j")
+        await trio.sleep(2)
+        askers.start_soon(ask)
+        await trio.sleep(2)
+        nursery.cancel_scope.cancel()
+    assert told == ["closing"]
+
+
+async def test_a_pause_that_a_kill_cut_short_is_made_whole_by_its_repeat(autojump_clock) -> None:
+    """The trainer never had an answer: it asks again, and the engines stand still and get their version."""
+    kept = KeptPolicies()
+    async with room(backends=[engine()], kept=kept) as here:
+        await here.submit("j")
+        await trio.sleep(2.5)
+        with trio.move_on_after(1):
+            await here.policies.pause("default", PausePolicy(mode="wait", pause_id="step-1"), "alice")
+    async with room(backends=[engine()], kept=kept) as there:
+        paused = await there.policies.pause("default", PausePolicy(mode="wait", pause_id="step-1"), "alice")
+        assert [result.ok for result in paused.backends] == [True]
+        assert there.backends[0].engine.is_paused
+        done = await there.policies.resume("default", ResumePolicy(pause_id="step-1", version=1))
+        assert [(result.ok, result.version) for result in done.backends] == [(True, 1)]
+        assert states(there) == {"one": "up"}
+
+
+async def test_two_changes_of_settings_at_once(autojump_clock, monkeypatch) -> None:
+    """Both are in force afterwards: the slower one does not write over the quicker."""
+    async with room(backends=[engine()]) as here:
+
+        async def check(_self: Policies, source: PolicySource) -> None:
+            await trio.sleep(1 if source.max_staleness else 5)
+
+        monkeypatch.setattr(Policies, "check", check)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(here.policies.put, "default", PutPolicy(model="m"), None)
+            nursery.start_soon(here.policies.put, "default", PutPolicy(max_staleness=3), None)
+        info = here.policies.get("default", None)
+        assert (info.model, info.max_staleness) == ("m", 3)
