@@ -247,11 +247,16 @@ class PoolEntry:
         )
 
 
+# Redirects, and refusals that any request would get: a key or a payment that is missing, a route or model that is not
+# there. An engine that fails all its calls so quickly has always the fewest of them, and would get every job.
+_OF_THE_ENGINE = frozenset({*range(300, 400), 401, 402, 404, 405, 407})
+
+
 def is_strike(error: BackendError) -> bool:
-    """Whether an error speaks against the engine. A refusal (4xx) speaks against the request."""
+    """Whether an error speaks against the engine. Other refusals (4xx) speak against the request."""
     if isinstance(error, EngineBusy | ContextOverflow):
         return False
-    return error.status is None or error.status >= 500
+    return error.status is None or error.status >= 500 or error.status in _OF_THE_ENGINE
 
 
 def is_unreachable(error: BackendError) -> bool:

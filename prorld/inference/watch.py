@@ -26,6 +26,8 @@ __all__ = ["ABANDON_SECONDS", "CLOSE_SECONDS_MAX", "FORGIVE_SECONDS", "PROBE_SEC
 log: FilteringBoundLogger = structlog.get_logger("prorld.inference.pool")
 
 PROBE_SECONDS_MAX = 30.0
+# Where nothing fits every job would end at once with a full context, as if that were the policy's doing.
+CONTEXT_TOKENS_MIN = 8
 WAKE_SECONDS_MAX = 30.0
 HEALTH_SECONDS = 1.0
 HEALTH_SECONDS_MAX = 2.0
@@ -44,7 +46,11 @@ ABANDON_SECONDS = 20.0
 async def probe(backend: Backend) -> Capabilities:
     """Ask an engine what it is. Raises ``BackendError``."""
     with trio.move_on_after(PROBE_SECONDS_MAX):
-        return await backend.probe()
+        found = await backend.probe()
+        if found.max_context_tokens < CONTEXT_TOKENS_MIN:
+            words = f"{backend.url} says that its context holds {found.max_context_tokens} tokens"
+            raise BackendError(words, retryable=False)
+        return found
     raise BackendError(f"{backend.url} did not answer its probe within {PROBE_SECONDS_MAX:g} s")
 
 
