@@ -183,7 +183,7 @@ class SetBackends(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     policy: PolicyName = "default"
     generation: Annotated[int, Meta(ge=0)]
     backends: Annotated[list[SetBackend], Meta(min_length=1, max_length=1024)]
-    version: Annotated[int, Meta(ge=0)] | None = None
+    version: Annotated[int, Meta(ge=0, le=10**15)] | None = None
     removed: Literal["drain", "migrate"] = "drain"
     pause_id: Annotated[str, Meta(max_length=128)] | None = None
 

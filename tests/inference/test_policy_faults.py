@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 import trio
 
-from prorld.errors import Overloaded
+from prorld.errors import BadRequest, Overloaded
 from prorld.inference.policies import Policies, PolicySource
 from prorld.inference.pool_entry import EngineRules
 from prorld.testing.fake_backend import FakeBackend
+from prorld.wire.codec import convert
 from prorld.wire.jobs import JobRecord
-from prorld.wire.policies import PausePolicy, PutPolicy, ResumePolicy
+from prorld.wire.ops import SetBackends
+from prorld.wire.policies import PausePolicy, PutPolicy, ResumePolicy, UpdatePolicy
 from tests.inference.test_policy_control import assert_sound, engine, ids, states, updated
 from tests.rollout.support import KeptPolicies, Room, room
 
@@ -135,3 +137,17 @@ async def test_two_changes_of_settings_at_once(autojump_clock, monkeypatch) -> N
             nursery.start_soon(here.policies.put, "default", PutPolicy(max_staleness=3), None)
         info = here.policies.get("default", None)
         assert (info.model, info.max_staleness) == ("m", 3)
+
+
+def test_a_set_has_no_version_that_a_policy_can_t_leave() -> None:
+    """Versions only rise, and one beyond what an update may ask for would be the last one."""
+    engines = [{"url": "http://engine", "kind": "vllm"}]
+    highest = 10**15
+    assert convert({"generation": 0, "backends": engines, "version": highest}, SetBackends, what="it").version
+    for kind, body in (
+        (SetBackends, {"generation": 0, "backends": engines, "version": highest + 1}),
+        (UpdatePolicy, {"how": "none", "version": highest + 1}),
+        (ResumePolicy, {"pause_id": "p", "version": highest + 1}),
+    ):
+        with pytest.raises(BadRequest):
+            convert(body, kind, what="it")
