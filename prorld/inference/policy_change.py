@@ -123,7 +123,8 @@ class Changes:
         self._settle(targets, results, version)
         if changes:
             self._leave_out(targets, version)
-        await self._let_go_on(held, results)
+        # Those, too, that were down when an earlier pause ended.
+        await self._let_go_on([entry for entry in present if entry in held or entry.asleep], results)
         told = [_with_version(results[entry.backend_id], version) for entry in targets]
         await self._keep_surely(resumed(state, version, told))
         self.gate.open()

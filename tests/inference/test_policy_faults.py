@@ -72,6 +72,22 @@ async def test_an_engine_is_down_when_its_policy_goes_on(autojump_clock, version
         await assert_sound(here, await here.finish("k", timeouts={"run_s": 100.0}))
 
 
+async def test_an_engine_that_slept_through_one_pause_wakes_after_the_next(autojump_clock) -> None:
+    """It was down when the first one ended, and came back while nobody was to be woken."""
+    ill = dull()
+    async with room(backends=[engine("one"), ill]) as here:
+        first = await here.policies.pause("default", PausePolicy(), "alice")
+        ill.is_ill = True
+        await trio.sleep(10)
+        await here.policies.resume("default", ResumePolicy(pause_id=first.pause_id, version=0))
+        second = await here.policies.pause("default", PausePolicy(), "alice")
+        ill.is_ill = False
+        await trio.sleep(20)
+        await here.policies.resume("default", ResumePolicy(pause_id=second.pause_id, version=0))
+        assert states(here) == {"one": "up", "dull": "up"}
+        assert not ill.engine.is_paused
+
+
 async def test_a_pause_is_not_held_against_the_engine(autojump_clock) -> None:
     """A call that is frozen for longer than a call may take goes on from where it was."""
     async with room(backends=[engine()], rules=EngineRules(call_s=60.0)) as here:
