@@ -127,6 +127,8 @@ class Changes:
         await self._let_go_on([entry for entry in present if entry in held or entry.asleep], results)
         told = [_with_version(results[entry.backend_id], version) for entry in targets]
         await self._keep_surely(resumed(state, version, told))
+        if changes:
+            self._leave_out_late(version)
         self.gate.open()
         if changes and state.adapter is not None:
             self._retire(state.adapter.name)
@@ -205,6 +207,8 @@ class Changes:
         pause = None if opens else self.state().pause
         after = end_update(before, final, moved=moved, resume=opens)
         await self._keep_surely(msgspec.structs.replace(after, pause=pause))
+        if moved and not catches_up:
+            self._leave_out_late(update.target)
         if opens:
             self.gate.open()
         if moved and not catches_up and before.adapter is not None:
@@ -271,6 +275,11 @@ class Changes:
             if entry.backend_id not in named and usable(entry) and not entry.removed:
                 words = f"it was not updated to version {version.version}; an update that names it brings it in"
                 self.pool.put_out(entry, "version", words)
+
+    def _leave_out_late(self, version: PolicyVersion) -> None:
+        """Whoever came while the others were told to go on was still judged by the version of before."""
+        there = self.pool.entries(self.name)
+        self._leave_out([e for e in there if e.found.weights == version or e.quarantine is not None], version)
 
     def _put_out(self, entry: PoolEntry, words: str) -> None:
         if not entry.removed:

@@ -11,9 +11,9 @@ from prorld.inference.pool_entry import EngineRules
 from prorld.testing.fake_backend import FakeBackend
 from prorld.wire.codec import convert
 from prorld.wire.jobs import JobRecord
-from prorld.wire.ops import SetBackends
+from prorld.wire.ops import AddBackend, SetBackends
 from prorld.wire.policies import PausePolicy, PutPolicy, ResumePolicy, UpdatePolicy
-from tests.inference.test_policy_control import assert_sound, engine, ids, states, updated
+from tests.inference.test_policy_control import Uncontrolled, assert_sound, engine, ids, rebel, states, updated
 from tests.rollout.support import KeptPolicies, Room, room
 
 
@@ -86,6 +86,24 @@ async def test_an_engine_that_slept_through_one_pause_wakes_after_the_next(autoj
         await here.policies.resume("default", ResumePolicy(pause_id=second.pause_id, version=0))
         assert states(here) == {"one": "up", "dull": "up"}
         assert not ill.engine.is_paused
+
+
+@pytest.mark.parametrize("by", ["resume", "update"])
+async def test_an_engine_that_comes_while_the_others_wake_has_old_weights(autojump_clock, by: str) -> None:
+    """It was judged by the version of before; served, its tokens would be called those of the new one."""
+    async with room(backends=[engine("one"), rebel("resume", "hang")]) as here, trio.open_nursery() as nursery:
+        if by == "resume":
+            paused = await here.policies.pause("default", PausePolicy(), "alice")
+            wish = ResumePolicy(pause_id=paused.pause_id, version=1)
+            nursery.start_soon(here.policies.resume, "default", wish)
+        else:
+            nursery.start_soon(updated, here, 1)
+        await trio.sleep(20)
+        late = here.engines["fake://late"] = Uncontrolled(engine().script, url="fake://late")
+        await here.pool.add(AddBackend(url=late.url, kind="vllm"))
+        await trio.sleep(100)
+        assert here.policies.get("default", None).version == 1
+        assert states(here) == {"one": "up", "rebel": "quarantined", "late": "quarantined"}
 
 
 async def test_a_pause_is_not_held_against_the_engine(autojump_clock) -> None:
