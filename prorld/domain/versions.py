@@ -10,7 +10,7 @@ __all__ = ["PolicyVersion", "in_words", "parse_label"]
 
 # What an engine that was never told a version calls its weights: the first version of its policy.
 _FIRST = frozenset({"default", "base"})
-_LABEL = re.compile(r"prorld-(\d{1,9})\.(\d{1,18})|(\d{1,18})")
+_LABEL = re.compile(r"prorld-(\d{1,9})\.(\d{1,18})|(\d{1,18})", re.ASCII)
 
 
 class PolicyVersion(msgspec.Struct, frozen=True, order=True):

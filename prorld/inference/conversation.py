@@ -60,6 +60,7 @@ class Conversation:
         async with self._order:
             self._check_open()
             long = _is_long(messages) or (self._context.started and len(self._context.current) > INLINE_TOKENS_MAX)
+            self._context.end_cut_turn()
             plan = await self._plan(long, self._context.plan_bridge, messages)
             if plan is None:
                 plan = await self._plan(True, self._context.plan_fork, messages)

@@ -24,6 +24,7 @@ from prorld.kit.http_client import (
     ResponseTooLarge,
     decode_json,
 )
+from prorld.log import MASK
 
 __all__ = ["CLOSED", "EngineHttp", "raise_for_status", "within"]
 
@@ -37,7 +38,7 @@ CONTROL_CONNECTIONS_MAX = 4
 CLOSED = frozenset({403, 404, 405, 501})
 
 _BUSY = frozenset({429, 503})
-_RETRYABLE = frozenset({404, 408, 409, 425, 500, 502, 504})
+_RETRYABLE = frozenset({*range(300, 400), 401, 402, 404, 405, 407, 408, 409, 425, 500, 502, 504})
 _JSON: Headers = (("content-type", "application/json"),)
 
 # How engines say that a prompt is too long; they share the status 400 with every other mistake.
@@ -91,6 +92,7 @@ class EngineHttp:
 
     def __init__(self, url: str, *, connections_max: int, response_bytes_max: int, api_key: str | None = None) -> None:
         self.url = url
+        self._secret = (api_key or "").encode("latin-1", "replace")
         self._key: Headers = () if api_key is None else (("authorization", f"Bearer {api_key}"),)
         self._calls = HttpClient(url, connections_max=connections_max, response_bytes_max=response_bytes_max)
         self._control = HttpClient(url, connections_max=CONTROL_CONNECTIONS_MAX, response_bytes_max=response_bytes_max)
@@ -107,13 +109,17 @@ class EngineHttp:
         body = b"" if payload is None else self._encoder.encode(payload)
         client = self._control if control or method == "GET" else self._calls
         try:
-            return await client.request(method, path, body, (*(_JSON if body else ()), *self._key, *headers))
+            response = await client.request(method, path, body, (*(_JSON if body else ()), *self._key, *headers))
         except ResponseTooLarge as exc:
             raise MalformedReply(f"{method} {path} of {self.url} answered too much") from exc
         except ConnectFailed as exc:
             raise BackendError(f"{self.url} can't be reached", code="engine_unreachable") from exc
         except HttpError as exc:
             raise BackendError(f"{method} {path} of {self.url} failed") from exc
+        if response.status >= 300 and self._secret and self._secret in response.body:
+            # What a refusal says goes into logs and records, and some servers say there what they were sent.
+            response = msgspec.structs.replace(response, body=response.body.replace(self._secret, MASK.encode()))
+        return response
 
     async def call(
         self,

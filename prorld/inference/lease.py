@@ -7,7 +7,10 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Protocol
 
+import msgspec
+import structlog
 import trio
+from structlog.typing import FilteringBoundLogger
 
 from prorld.errors import BackendError, EngineBusy
 from prorld.inference.contract import Capabilities, Generation, GenerationRequest
@@ -21,6 +24,11 @@ __all__ = ["Door", "Lease", "LeaseDesk"]
 Door = Callable[[str, Capabilities, GenerationRequest], AbstractContextManager[Flight]]
 
 TOO_SLOW = "engine_slow"
+
+# Kept with every call of a rollout; the names that engines give are far shorter.
+REQUEST_ID_CHARS_MAX = 256
+
+log: FilteringBoundLogger = structlog.get_logger("prorld.inference")
 
 
 class LeaseDesk(Protocol):
@@ -137,14 +145,27 @@ class Lease:
         entry.row.inflight += 1
         place.scope.deadline = began + entry.rules.call_s
         try:
-            generation = await entry.backend.generate(request)
-            if flight is not None:
+            if flight is None:
+                generation = await entry.backend.generate(request)
+            else:
+                with flight.timed(place.scope):
+                    generation = await entry.backend.generate(request)
                 generation = flight.believe(generation)
+            generation = _tidied(generation, request)
             result, sampled, cached = "ok", len(generation.token_ids), generation.cached_tokens or 0
         except BackendError as error:
             result = error.stable_code
             self._desk.failed(entry, error)
             raise
+        except AssertionError:
+            # A promise of our own was broken; no engine is to blame for that.
+            raise
+        except Exception as exc:
+            log.exception("backend.broken", backend=self.backend_id, kind=entry.request.kind)
+            broken = BackendError(f"the client of {self.backend_id} can't make sense of its answer")
+            result = broken.stable_code
+            self._desk.failed(entry, broken)
+            raise broken from exc
         except trio.Cancelled:
             if place.lost is not None:
                 result = place.lost.stable_code
@@ -186,3 +207,13 @@ class Lease:
     def release(self) -> None:
         """Give the engine back; for the pool, at the end of the block."""
         self._desk.unassign(self._entry)
+
+
+def _tidied(generation: Generation, request: GenerationRequest) -> Generation:
+    """Without what an engine can't mean in words that are only kept and counted; its tokens are judged elsewhere."""
+    cached, named = generation.cached_tokens, generation.engine_request_id
+    if cached is not None and not 0 <= cached <= len(request.token_ids):
+        generation = msgspec.structs.replace(generation, cached_tokens=None)
+    if named is not None and len(named) > REQUEST_ID_CHARS_MAX:
+        generation = msgspec.structs.replace(generation, engine_request_id=named[:REQUEST_ID_CHARS_MAX])
+    return generation

@@ -35,7 +35,7 @@ class TokenProb(msgspec.Struct, frozen=True):
         """Its log-probability, whichever way it was given."""
         if self.logprob is not None:
             return self.logprob
-        return math.log(self.prob) if self.prob else -math.inf
+        return math.log(self.prob) if self.prob is not None and self.prob > 0 else -math.inf
 
 
 class _Timings(msgspec.Struct, frozen=True):

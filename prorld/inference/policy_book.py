@@ -61,7 +61,7 @@ class Policy:
         self.gate = gate
         self.engines = engines
         self.busy_with: str | None = None
-        self.pausing: Work[PausedPolicy] | None = None
+        self.pausing: tuple[str, Work[PausedPolicy]] | None = None
         self.news = trio.Event()
         self._configured = configured
 
@@ -165,7 +165,9 @@ class PolicyBook:
         try:
             await self._store.save(states)
         except OSError as exc:
-            policy.state = before
+            # Unless somebody has built on it meanwhile.
+            if policy.state is after:
+                policy.state = before
             log.exception("policy.unkept", policy=after.name)
             raise Overloaded(f"the state of the policies can't be written: {exc}", code="state_unwritable") from exc
         self.metrics.policy_version(after.name, after.version.version)

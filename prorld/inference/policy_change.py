@@ -72,8 +72,10 @@ class Changes:
     async def pause(self, begun: PolicyState, request: PausePolicy, work: Begun) -> PausedPolicy:
         """Close the gate, pause the engines."""
         await self._close(begun)
-        results = await self._pause(self._present(), request.mode, request.timeout_s)
-        pause = self._held()
+        pause, present = self._held(), self._present()
+        anew = [entry for entry in present if entry.request.url not in pause.engines]
+        said = {result.id: result for result in await self._pause(anew, pause.mode, request.timeout_s)}
+        results = [said.get(entry.backend_id) or BackendResult(id=entry.backend_id, ok=True) for entry in present]
         self.say("policy.paused", policy=self.name, holder=pause.holder, mode=pause.mode, pause_id=pause.pause_id)
         return PausedPolicy(pause_id=pause.pause_id, backends=results)
 
@@ -121,9 +123,12 @@ class Changes:
         self._settle(targets, results, version)
         if changes:
             self._leave_out(targets, version)
-        await self._let_go_on(held, results)
+        # Those, too, that were down when an earlier pause ended.
+        await self._let_go_on([entry for entry in present if entry in held or entry.asleep], results)
         told = [_with_version(results[entry.backend_id], version) for entry in targets]
         await self._keep_surely(resumed(state, version, told))
+        if changes:
+            self._leave_out_late(version)
         self.gate.open()
         if changes and state.adapter is not None:
             self._retire(state.adapter.name)
@@ -202,6 +207,8 @@ class Changes:
         pause = None if opens else self.state().pause
         after = end_update(before, final, moved=moved, resume=opens)
         await self._keep_surely(msgspec.structs.replace(after, pause=pause))
+        if moved and not catches_up:
+            self._leave_out_late(update.target)
         if opens:
             self.gate.open()
         if moved and not catches_up and before.adapter is not None:
@@ -268,6 +275,11 @@ class Changes:
             if entry.backend_id not in named and usable(entry) and not entry.removed:
                 words = f"it was not updated to version {version.version}; an update that names it brings it in"
                 self.pool.put_out(entry, "version", words)
+
+    def _leave_out_late(self, version: PolicyVersion) -> None:
+        """Whoever came while the others were told to go on was still judged by the version of before."""
+        there = self.pool.entries(self.name)
+        self._leave_out([e for e in there if e.found.weights == version or e.quarantine is not None], version)
 
     def _put_out(self, entry: PoolEntry, words: str) -> None:
         if not entry.removed:

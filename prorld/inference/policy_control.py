@@ -74,6 +74,7 @@ class PolicyControl:
         self.tell = tell
         self._book = book
         self._workshop = Workshop()
+        self._putting = trio.Lock()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Change weights when asked, until cancelled. What is in progress then has failed for the next life."""
@@ -122,18 +123,20 @@ class PolicyControl:
             raise BadRequest(
                 f"{name[:64]!r} can't be the name of a policy", code="invalid_field", details={"path": "policy"}
             )
-        known = self._book.of(name) if name in self._book else None
-        if known is None and len(self._book) >= POLICIES_MAX:
-            raise TooMany(f"there are {POLICIES_MAX} policies already")
-        if known is None and request.pause_id is not None:
-            raise Conflict(f"policy {name!r} is not paused", code="not_paused")
-        settings = merged(PolicySettings() if known is None else known.settings, request)
-        try:
-            await self._book.policies.check(source_of(settings))
-        except RendererError as exc:
-            raise Impossible(chain(exc), code=exc.stable_code) from exc
-        work = self._workshop.start(partial(self._put, name, settings, request.pause_id), "policy put")
-        is_new = await work.outcome()
+        # One at a time: what is left out stays as whoever came first has made it.
+        async with self._putting:
+            known = self._book.of(name) if name in self._book else None
+            if known is None and len(self._book) >= POLICIES_MAX:
+                raise TooMany(f"there are {POLICIES_MAX} policies already")
+            if known is None and request.pause_id is not None:
+                raise Conflict(f"policy {name!r} is not paused", code="not_paused")
+            settings = merged(PolicySettings() if known is None else known.settings, request)
+            try:
+                await self._book.policies.check(source_of(settings))
+            except RendererError as exc:
+                raise Impossible(chain(exc), code=exc.stable_code) from exc
+            work = self._workshop.start(partial(self._put, name, settings, request.pause_id), "policy put")
+            is_new = await work.outcome()
         return self.get(name, tenant), is_new
 
     async def _put(self, name: str, settings: PolicySettings, pause_id: str | None, work: Work[bool]) -> bool:
@@ -172,14 +175,15 @@ class PolicyControl:
                 details={"path": "release"},
             )
         held = policy.state.pause
-        if held is not None and held.pause_id == request.pause_id:
-            # Asked again. After a restart nobody remembers what the engines said.
-            same = policy.pausing
-            return PausedPolicy(pause_id=held.pause_id, backends=[]) if same is None else await same.outcome()
+        is_repeat = held is not None and held.pause_id == request.pause_id
+        if is_repeat and policy.pausing is not None and policy.pausing[0] == request.pause_id:
+            return await policy.pausing[1].outcome()
         policy.must_be_idle()
-        begun = begin_pause(policy.state, self._new_pause(request.mode, tenant, request.pause_id))
+        # After a restart nobody remembers what the engines said, nor whether all of them were asked.
+        new = self._new_pause(request.mode, tenant, request.pause_id)
+        begun = policy.state if is_repeat else begin_pause(policy.state, new)
         work: Work[PausedPolicy] = self._start(policy, "paused", partial(self._changes(policy).pause, begun, request))
-        policy.pausing = work
+        policy.pausing = (begun.pause.pause_id if begun.pause else "", work)
         return await work.outcome()
 
     async def resume(self, name: str, request: ResumePolicy) -> ResumedPolicy:

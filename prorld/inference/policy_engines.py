@@ -57,7 +57,7 @@ class PolicyEngines:
     async def _pause(self, entry: PoolEntry, *, mode: Mode, timeout_s: float) -> BackendResult:
         if not entry.found.control:
             return await self._wait_out(entry, GRACE_SECONDS if mode == "abort" else timeout_s)
-        paused = False
+        entry.asleep, paused = True, False
         if mode == "wait":
             with trio.move_on_after(timeout_s):
                 await entry.backend.pause("wait")
@@ -89,6 +89,7 @@ class PolicyEngines:
             if entry.found.control:
                 with trio.fail_after(RESUME_SECONDS_MAX):
                     await entry.backend.resume()
+            entry.asleep = False
         except BaseException:
             # It will never go on with what it froze.
             self._gate.cut(entry.backend_id)

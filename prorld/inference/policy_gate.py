@@ -6,6 +6,7 @@ never talks to an engine and decides nothing of versions: ``policy_change`` open
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -45,22 +46,47 @@ class Flight:
         self.scope = trio.CancelScope()
         self._found = found
         self._allowance = allowance
+        self._clock: trio.CancelScope | None = None
+        self._left = math.inf
         self._is_frozen = False
 
     def __repr__(self) -> str:
         return f"<Flight {self.request.request_id} on {self.backend_id}>"
 
+    @property
+    def is_frozen(self) -> bool:
+        """Whether the engine holds it."""
+        return self._is_frozen
+
+    @contextmanager
+    def timed(self, scope: trio.CancelScope) -> Iterator[None]:
+        """In the block, frozen time does not count for the scope's deadline."""
+        self._clock = scope
+        try:
+            yield
+        finally:
+            self._clock = None
+
     def freeze(self) -> None:
-        """The engine holds it: whoever waits for it does so through no doing of its own."""
-        if not self._is_frozen and self._allowance is not None:
-            self._is_frozen = True
+        """The engine holds it: neither is slow through its own doing, the engine or whoever waits for it."""
+        if self._is_frozen:
+            return
+        self._is_frozen = True
+        if self._allowance is not None:
             self._allowance.hold()
+        if self._clock is not None:
+            self._left = self._clock.deadline - trio.current_time()
+            self._clock.deadline = math.inf
 
     def thaw(self) -> None:
         """It goes on; fine for one that was not frozen."""
-        if self._is_frozen and self._allowance is not None:
-            self._is_frozen = False
+        if not self._is_frozen:
+            return
+        self._is_frozen = False
+        if self._allowance is not None:
             self._allowance.let_go()
+        if self._clock is not None:
+            self._clock.deadline = trio.current_time() + self._left
 
     def believe(self, generation: Generation) -> Generation:
         """The reply with the version of every token, or ``MalformedReply`` for one of a version that was not in force.
@@ -141,10 +167,15 @@ class PolicyGate:
             self._closed_since = trio.current_time()
 
     def open(self) -> None:
-        """Whoever waits goes on; fine when it is open."""
-        if not self.is_open:
-            self._closed_s += trio.current_time() - self._closed_since
-            self._opened.set()
+        """Whoever waits goes on; fine when it is open. A call that is still frozen ends, and is made again."""
+        if self.is_open:
+            return
+        self._closed_s += trio.current_time() - self._closed_since
+        # Their engine was removed, or was down when the others were told to go on: nobody will tell it.
+        for flight in [flight for flight in self._flights if flight.is_frozen]:
+            flight.thaw()
+            flight.scope.cancel("the policy went on without its engine")
+        self._opened.set()
 
     async def wait_open(self) -> None:
         """Wait until generations may begin. The caller's scope bounds the wait."""

@@ -55,7 +55,7 @@ class Workshop:
     def must_be_open(self) -> None:
         """``Overloaded`` where no work can be begun any more."""
         if self._nursery is None:
-            raise Overloaded("the daemon is going away", code="closing")
+            raise _closing()
 
     def start(
         self, do: Callable[[Work[T]], Awaitable[T]], name: str, when_done: Callable[[], None] | None = None
@@ -73,6 +73,10 @@ class Workshop:
             self._nursery.start_soon(do, name=name)
 
 
+def _closing() -> Overloaded:
+    return Overloaded("the daemon is going away", code="closing")
+
+
 async def _do(do: Callable[[Work[T]], Awaitable[T]], work: Work[T], when_done: Callable[[], None] | None) -> None:
     try:
         work.result = await do(work)
@@ -82,6 +86,8 @@ async def _do(do: Callable[[Work[T]], Awaitable[T]], work: Work[T], when_done: C
             log.exception("policy.broken")
         work.error = exc
     finally:
+        if work.result is None and work.error is None:
+            work.error = _closing()
         if when_done is not None:
             when_done()
         work.begun.set()

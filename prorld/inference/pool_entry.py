@@ -87,6 +87,8 @@ class PoolEntry:
         self.leaving = False
         self.removed = False
         self.in_check = False
+        # It was told to pause, and not yet to go on.
+        self.asleep = False
         self.struck_at = -math.inf
         self.heard_at = trio.current_time()
         # When it last showed that it works: a call ended well, or its count of tokens moved.
@@ -246,11 +248,16 @@ class PoolEntry:
         )
 
 
+# Redirects, and refusals that any request would get: a key or a payment that is missing, a route or model that is not
+# there. An engine that fails all its calls so quickly has always the fewest of them, and would get every job.
+_OF_THE_ENGINE = frozenset({*range(300, 400), 401, 402, 404, 405, 407})
+
+
 def is_strike(error: BackendError) -> bool:
-    """Whether an error speaks against the engine. A refusal (4xx) speaks against the request."""
+    """Whether an error speaks against the engine. Other refusals (4xx) speak against the request."""
     if isinstance(error, EngineBusy | ContextOverflow):
         return False
-    return error.status is None or error.status >= 500
+    return error.status is None or error.status >= 500 or error.status in _OF_THE_ENGINE
 
 
 def is_unreachable(error: BackendError) -> bool:

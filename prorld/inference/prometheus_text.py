@@ -7,6 +7,8 @@ from collections.abc import Iterable
 
 __all__ = ["metric_values"]
 
+VALUE_MAX = 1e18
+
 
 def metric_values(page: str, names: Iterable[str]) -> dict[str, list[float]]:
     """The values of each named metric over all its label sets, in the order of the page."""
@@ -28,4 +30,5 @@ def _number(text: str) -> float | None:
         value = float(words[0])
     except ValueError:
         return None
-    return value if math.isfinite(value) else None
+    # What is beyond this is no count of anything, and several of them would not add up to a number.
+    return value if math.isfinite(value) and abs(value) <= VALUE_MAX else None

@@ -80,6 +80,14 @@ class Gate(Protocol):
         ...
 
 
+class _Tried:
+    """What one question has met so far: who refused it, and who had no place for a token behind it."""
+
+    def __init__(self) -> None:
+        self.refused: dict[str, BackendError] = {}
+        self.cramped: set[str] = set()
+
+
 class Scorer:
     """Scores tokens on the engines of a pool. ``gate`` finds that of a policy; without one, policies never change."""
 
@@ -94,19 +102,29 @@ class Scorer:
 
     async def score(self, policy: str, version: PolicyVersion | None, token_ids: array[int], start: int) -> Scored:
         """What ``version`` says of every token from ``start`` on; ``CannotScore`` where nobody can tell."""
+        gate = self._gate(policy)
+        tried = _Tried()
         with trio.move_on_after(SCORE_S_MAX):
-            async with self._places:
-                return await self._score(policy, version, token_ids, start)
+            while True:
+                # Not in a place: those of other policies would stand behind one that is paused.
+                while gate is not None and not gate.is_open:
+                    await gate.wait_open()
+                async with self._places:
+                    found = await self._score(policy, version, token_ids, start, tried)
+                if found is not None:
+                    return found
         raise CannotScore(f"no engine of policy {policy!r} gave scores within {SCORE_S_MAX:g} s", "unscored")
 
-    async def _score(self, policy: str, version: PolicyVersion | None, token_ids: array[int], start: int) -> Scored:
-        tried: dict[str, BackendError] = {}
-        cramped: set[str] = set()
+    async def _score(
+        self, policy: str, version: PolicyVersion | None, token_ids: array[int], start: int, known: _Tried
+    ) -> Scored | None:
+        """In a place; ``None`` where the policy is paused."""
+        tried, cramped = known.refused, known.cramped
         gate = self._gate(policy)
         while True:
             await trio.lowlevel.checkpoint()
-            while gate is not None and not gate.is_open:
-                await gate.wait_open()
+            if gate is not None and not gate.is_open:
+                return None
             entry = self._choose(policy, version, tried)
             ids = token_ids[: entry.found.max_context_tokens - (entry.backend_id in cramped)]
             if len(ids) <= start:

@@ -194,6 +194,8 @@ class ModelSession:
         stop = self._used_up()
         if stop is not None:
             return Turn(content="", stop=stop)
+        if context.has_spoken:
+            raise HandlerError("the policy has spoken; observe or rewrite before its next turn")
         if max_tokens is not None and max_tokens < 1:
             raise HandlerError(f"a turn of {max_tokens} tokens is no turn")
         asked = self._spec.sampling.max_tokens if max_tokens is None else max_tokens

@@ -26,6 +26,9 @@ __all__ = ["ABANDON_SECONDS", "CLOSE_SECONDS_MAX", "FORGIVE_SECONDS", "PROBE_SEC
 log: FilteringBoundLogger = structlog.get_logger("prorld.inference.pool")
 
 PROBE_SECONDS_MAX = 30.0
+# Where nothing fits every job would end at once with a full context, as if that were the policy's doing.
+CONTEXT_TOKENS_MIN = 8
+WAKE_SECONDS_MAX = 30.0
 HEALTH_SECONDS = 1.0
 HEALTH_SECONDS_MAX = 2.0
 CLOSE_SECONDS_MAX = 5.0
@@ -43,7 +46,11 @@ ABANDON_SECONDS = 20.0
 async def probe(backend: Backend) -> Capabilities:
     """Ask an engine what it is. Raises ``BackendError``."""
     with trio.move_on_after(PROBE_SECONDS_MAX):
-        return await backend.probe()
+        found = await backend.probe()
+        if found.max_context_tokens < CONTEXT_TOKENS_MIN:
+            words = f"{backend.url} says that its context holds {found.max_context_tokens} tokens"
+            raise BackendError(words, retryable=False)
+        return found
     raise BackendError(f"{backend.url} did not answer its probe within {PROBE_SECONDS_MAX:g} s")
 
 
@@ -135,6 +142,7 @@ class Watch:
         backend = entry.backend
         try:
             found = await probe(backend)
+            await self._wake(entry, backend)
         except BackendError:
             entry.struck_at = trio.current_time()
             return
@@ -151,6 +159,16 @@ class Watch:
         self._engines.refresh(entry, backend, found)
         if entry.quarantine is None:
             log.info("backend.recovered", backend=entry.backend_id, model=found.model, version=found.version)
+
+    async def _wake(self, entry: PoolEntry, backend: Backend) -> None:
+        """It was down when the policy went on, and may be paused to this day."""
+        if not entry.asleep or self._engines.is_paused(entry.policy):
+            return
+        with trio.move_on_after(WAKE_SECONDS_MAX):
+            await backend.resume()
+            entry.asleep = False
+            return
+        raise BackendError(f"{backend.url} did not go on within {WAKE_SECONDS_MAX:g} s")
 
     async def _read_load(self, entry: PoolEntry) -> None:
         # Where it does not tell, its health check says whether it is well, and the limit follows its answers to calls.

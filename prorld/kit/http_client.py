@@ -101,7 +101,7 @@ def decode_json(response: Response, decoder: msgspec.json.Decoder[T]) -> T:
     """The body as the decoder's type; ``BodyMalformed`` says what is wrong with it."""
     try:
         return decoder.decode(response.body)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
         raise BodyMalformed(f"unexpected body: {exc}") from exc
 
 

@@ -6,6 +6,7 @@ A file that can't be read ends the start: to go on without it would forget a pau
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -41,17 +42,24 @@ class PolicyFile:
     def load(self) -> list[PolicyState]:
         """What is in it; nothing where there is none. Raises ``ConfigError``."""
         try:
-            if self._path.stat().st_size > FILE_BYTES_MAX:
+            found = self._path.stat()
+            if not stat.S_ISREG(found.st_mode):
+                raise ConfigError(f"{self._path} is no file; {_CURE}")
+            if found.st_size > FILE_BYTES_MAX:
                 raise ConfigError(f"{self._path} is larger than {FILE_BYTES_MAX} bytes; it is none of ours")
             data = self._path.read_bytes()
             schema = msgspec.json.decode(data, type=_Head).schema
             if schema != SCHEMA:
                 raise ConfigError(f"{self._path} is of schema {schema}, and this prorld reads {SCHEMA}; {_CURE}")
-            return msgspec.json.decode(data, type=_Content).policies
+            policies = msgspec.json.decode(data, type=_Content).policies
         except FileNotFoundError:
             return []
-        except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as exc:
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
             raise ConfigError(f"{self._path} can't be read: {exc}; {_CURE}") from exc
+        wrong = _contradiction(policies)
+        if wrong is not None:
+            raise ConfigError(f"{self._path} contradicts itself: {wrong}; {_CURE}")
+        return policies
 
     async def save(self, policies: Iterable[PolicyState]) -> None:
         """Replace it. What is written is what is given now; the latest call is the last one to write."""
@@ -72,6 +80,19 @@ class PolicyFile:
             os.fsync(directory)
         finally:
             os.close(directory)
+
+
+def _contradiction(policies: list[PolicyState]) -> str | None:
+    """What can't be of these states, however well they can be read."""
+    seen: set[str] = set()
+    for state in policies:
+        if state.name in seen:
+            return f"there are two policies {state.name!r}"
+        seen.add(state.name)
+        numbers = (*state.rollbacks, *(part for at in (state.version, state.base) for part in (at.epoch, at.version)))
+        if min(numbers) < 0 or len(state.rollbacks) != state.version.epoch or state.base > state.version:
+            return f"the versions of policy {state.name!r}"
+    return None
 
 
 _CURE = "repair it, or move it away: policies then begin at version 0 and no pause is remembered"

@@ -98,6 +98,7 @@ class TokenContext:
         self._tools: tuple[ToolSchema, ...] = ()
         self._turn_ids = array("i")
         self._awaits_observation = False
+        self._has_spoken = False
         self._sent: tuple[int, bytes] | None = None
 
     @property
@@ -116,6 +117,11 @@ class TokenContext:
     def started(self) -> bool:
         """Whether there is a conversation."""
         return self._branch is not None
+
+    @property
+    def has_spoken(self) -> bool:
+        """Whether the policy's turn is over, so that somebody else has to say something."""
+        return self._has_spoken
 
     @property
     def transcript(self) -> tuple[Message, ...]:
@@ -181,7 +187,7 @@ class TokenContext:
             self._transcript.clear()
         self._transcript.extend(plan.messages)
         self._turn_ids = array("i")
-        self._awaits_observation = False
+        self._awaits_observation = self._has_spoken = False
 
     def prompt(self) -> array[int]:
         """The tokens to send now, a copy. Checked to begin with what was sent of this branch before."""
@@ -212,11 +218,17 @@ class TokenContext:
         self._turn_ids.extend(ids)
         self._awaits_observation = True
         if said is not None:
-            self._transcript.append(said)
+            self.end_turn(said)
 
     def end_turn(self, said: Message) -> None:
-        """Put a turn into the transcript whose last call could not know that it was the last."""
+        """Put a turn into the transcript. With a last call that could not know that it was the last, later."""
         self._transcript.append(said)
+        self._has_spoken = True
+
+    def end_cut_turn(self) -> None:
+        """A turn that was left in the middle, and that is not gone on with, is what there is of it."""
+        if self._turn_ids and not self._has_spoken:
+            self.end_turn(self.turn_with(()).as_message())
 
     def counts(self) -> TokenCounts:
         """Tokens by origin, over all branches of the rollout."""

@@ -154,7 +154,10 @@ class JinjaRenderer:
         return schemas
 
     def _refuse_control(self, value: object, what: str) -> None:
-        match = self._control.search(all_text(value)) if self._control else None
+        text = all_text(value)
+        if MARK in text:
+            raise RendererError(f"{what} holds a private-use character that stands for texts here")
+        match = self._control.search(text) if self._control else None
         if match is not None:
             raise RendererError(f"{what} spells the control token {match[0]!r}")
 

@@ -16,6 +16,7 @@ from prorld.domain.versions import PolicyVersion
 from prorld.errors import BackendError, ContextOverflow, EngineBusy, Unsupported
 from prorld.inference import rescoring
 from prorld.inference.contract import Capabilities
+from prorld.inference.policy_gate import PolicyGate
 from prorld.inference.pool import BackendPool
 from prorld.inference.rescoring import CannotScore, Scorer
 from prorld.metrics import Metrics
@@ -259,3 +260,27 @@ async def test_what_the_context_can_not_hold_is_left_out(autojump_clock: MockClo
             assert await it.refused(start=10) == "too_long"
         engine.raises = [ContextOverflow("no"), ContextOverflow("and no")]
         assert await it.refused() == "unscored"
+
+
+async def test_a_paused_policy_holds_up_no_other(autojump_clock: MockClock) -> None:
+    """Its questions wait without a place, and get one when it goes on."""
+    gates = {"default": PolicyGate("default"), "paused": PolicyGate("paused")}
+    async with world() as it, trio.open_nursery() as nursery:
+        await it.add("one")
+        await it.add("two", policy="paused")
+        scorer = Scorer(it.pool, gates.__getitem__)
+        answers: list[str] = []
+
+        async def ask() -> None:
+            answers.append((await scorer.score("paused", FIRST, IDS, 5)).backend_id)
+
+        gates["paused"].close()
+        for _ in range(rescoring.SCORES_AT_ONCE):
+            nursery.start_soon(ask)
+        await wait_all_tasks_blocked()
+        with trio.fail_after(5):
+            await scorer.score("default", FIRST, IDS, 5)
+        assert answers == []
+        gates["paused"].open()
+        await trio.sleep(10)
+        assert len(answers) == rescoring.SCORES_AT_ONCE

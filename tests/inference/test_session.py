@@ -429,3 +429,37 @@ async def test_every_turn_is_told() -> None:
     await session.turn()
     await session.turn()
     assert told == [(0, "one"), (1, "two")]
+
+
+async def test_a_turn_that_is_over_is_not_gone_on_with() -> None:
+    """Its text would stand twice in the transcript, and behind the token that closed it."""
+    session = await opened(ScriptedLease("one<|im_end|>", "two<|im_end|>"))
+    await session.turn()
+    with pytest.raises(HandlerError, match="has spoken"):
+        await session.turn()
+    await session.observe([user("and?")])
+    assert (await session.turn()).content == "two"
+    assert [message.content for message in session.transcript] == ["s", "go", "one", "and?", "two"]
+    sound(session)
+
+
+async def test_a_turn_that_was_left_in_the_middle_is_in_the_transcript(autojump_clock) -> None:
+    """A handler gave up waiting after an engine had interrupted the turn; what was said by then was said."""
+
+    class Hangs(ScriptedLease):
+        async def generate(self, request: GenerationRequest, door: Door | None = None) -> Generation:
+            if len(self.requests) == 1:
+                self.requests.append(request)
+                await trio.sleep_forever()
+            return await super().generate(request, door)
+
+    for goes_on in (False, True):
+        session = await opened(Hangs(partly("half"), "rest<|im_end|>"))
+        with trio.move_on_after(5):
+            await session.turn()
+        if not goes_on:
+            await session.observe([user("hurry up")])
+        said = ["halfrest"] if goes_on else ["half", "hurry up", "rest"]
+        assert (await session.turn()).content == said[-1]
+        assert [message.content for message in session.transcript] == ["s", "go", *said]
+        sound(session)

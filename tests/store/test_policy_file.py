@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 
 import pytest
@@ -70,6 +71,11 @@ async def test_a_leftover_of_a_crash_is_no_trouble(tmp_path):
         b'{"schema": 2, "policies": []}',
         b"[]",
         b'{"schema": 1, "policies": [{"name": "\xff"}]}',
+        b'{"schema": 1, "policies": [{"name": "p", "x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}]}",
+        b'{"schema": 1, "policies": [{"name": "p"}, {"name": "p"}]}',
+        b'{"schema": 1, "policies": [{"name": "p", "version": {"version": -1}}]}',
+        b'{"schema": 1, "policies": [{"name": "p", "version": {"epoch": 1, "version": 3}}]}',
+        b'{"schema": 1, "policies": [{"name": "p", "base": {"version": 3}}]}',
     ],
 )
 def test_a_file_that_can_t_be_read_ends_the_start(tmp_path, content):
@@ -79,6 +85,17 @@ def test_a_file_that_can_t_be_read_ends_the_start(tmp_path, content):
     with pytest.raises(ConfigError, match=str(path)):
         PolicyFile(tmp_path).load()
     assert path.read_bytes() == content
+
+
+def test_what_is_no_file_is_not_waited_for(tmp_path):
+    """A pipe would never say anything."""
+    os.mkfifo(tmp_path / POLICY_FILE)
+    with pytest.raises(ConfigError, match="no file"):
+        PolicyFile(tmp_path).load()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / POLICY_FILE).mkdir()
+    with pytest.raises(ConfigError, match="no file"):
+        PolicyFile(tmp_path / "elsewhere").load()
 
 
 def test_a_file_that_is_none_of_ours_is_not_even_read(tmp_path):

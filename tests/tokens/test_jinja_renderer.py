@@ -15,6 +15,7 @@ from prorld.errors import RendererError, chain
 from prorld.testing.byte_tokenizer import IM_END, byte_ids, write_byte_tokenizer
 from prorld.tokens.contract import RenderedMessage
 from prorld.tokens.jinja_renderer import JinjaRenderer
+from prorld.tokens.junction import DUMMY, DUMMY_TOOL
 from prorld.tokens.tokenizer import HfTokenizer
 from tests.tokens.support import BASH, CHATML, CONTROL, MARKUP, THINKING, control, ids, tiny, tiny_core
 
@@ -247,6 +248,23 @@ def test_schemas_and_variables_may_not_spell_control_tokens(text: str) -> None:
         PLAIN.render([user("go")], [schema])
     with pytest.raises(RendererError, match="control token"):
         JinjaRenderer(tiny(CHATML), chat_template_kwargs={"note": {"deep": [text]}})
+
+
+@pytest.mark.parametrize("text", ["\ue0000\ue001", "\ue000999\ue001", f"\ue000{'9' * 5000}\ue001"], ids=len)
+def test_schemas_and_variables_may_not_hold_stand_ins(text: str) -> None:
+    """They would be taken for those of texts, be there one of that number or not."""
+    with pytest.raises(RendererError, match="private-use"):
+        PLAIN.render([user("go")], [ToolSchema(name="bash", description=text, parameters={})])
+    with pytest.raises(RendererError, match="private-use"):
+        JinjaRenderer(tiny(CHATML), chat_template_kwargs={"note": {"deep": [text]}})
+
+
+@pytest.mark.parametrize("renderer", [PLAIN, THINKER])
+def test_an_observation_can_t_end_its_branch(renderer: JinjaRenderer) -> None:
+    """Whatever marks of ours it holds, it is what follows the turn."""
+    text = f"\ue000 {DUMMY} {DUMMY_TOOL} \ue0000\ue001"
+    for message in (tool_result(text, "call_0_0"), tool_result(text, DUMMY)):
+        assert text in shown(renderer, renderer.bridge((), (), [message], [BASH]))
 
 
 def test_what_the_policy_said_is_not_bridged() -> None:
