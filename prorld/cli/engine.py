@@ -46,7 +46,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     known.add_argument("--no-register", action="store_true", help="do not add it to the daemon")
     start.add_argument("--policy", default="default", metavar="NAME", help="the policy it serves (default: default)")
     start.add_argument(
-        "--max-inflight", type=positive, metavar="N", help="calls that the daemon sends at once (embedded: slots)"
+        "--max-inflight",
+        type=positive,
+        metavar="N",
+        help="calls that the daemon sends at once (default for embedded: its slots)",
     )
     embedded = start.add_argument_group("embedded")
     embedded.add_argument("--slots", type=positive, metavar="N", help=f"sequences at once (default {SLOTS})")
