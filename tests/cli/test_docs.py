@@ -57,6 +57,13 @@ def test_every_command_and_exit_code_is_documented():
     assert [code for code in Exit if f"\n| {int(code)} |" not in page] == []
 
 
+def test_the_length_of_the_bench_is_said_once():
+    """docs/bench.md and the help name the same time."""
+    [said] = re.findall(r"It takes (about [a-z ]+ minutes)", text("docs/bench.md"))
+    [example] = re.findall(r'"prorld bench orchestration", "every figure, (.*)"', text("prorld/cli/bench.py"))
+    assert said == example
+
+
 def test_every_setting_that_is_named_anywhere_exists():
     """A dotted name of a section in any page is a setting."""
     settings = {item.path for item in describe()}
