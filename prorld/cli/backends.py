@@ -12,7 +12,7 @@ from prorld.cli.exits import Exit
 from prorld.cli.output import clean, say, say_json, table, typed
 
 if TYPE_CHECKING:
-    from prorld.client import Client
+    from prorld.client import Client, ClientError
     from prorld.wire.ops import BackendInfo, BackendSet
 
 SUMMARY = "list, add, replace, drain and remove engines"
@@ -27,12 +27,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "with no moment in which there is none. Changes need an admin's token; docs/pool.md tells the rest."
     )
     parser.epilog = epilog(
-        ("prorld backends list", "what each has to do, and how it is"),
+        ("prorld backends", "what each has to do, and how it is"),
         ("prorld backends add vllm=http://gpu1:8000", "probe it and take it in"),
         ("prorld backends drain b-1", "no new jobs on it"),
         ("prorld backends set vllm=http://gpu3:8000 --removed migrate", "this one instead of all others"),
     )
-    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True, title="actions")
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True, title="actions (list, if none)")
     listed = _action(actions, "list", "list engines", _list)
     listed.add_argument("--policy", metavar="NAME", help="those of this policy (default: all)")
     added = _action(actions, "add", "probe an engine and take it in", _add)
@@ -53,6 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--removed", choices=("drain", "migrate"), default="drain",
         help="jobs on those that are not named any more: end there, or go on elsewhere (default drain)",
     )  # fmt: skip
+    wanted.add_argument("--pause-id", metavar="ID", help="of the pause that you hold")
     drained = _action(actions, "drain", "no new jobs on an engine", _drain)
     drained.add_argument("backend", metavar="ID", help="its id in the list")
     removed = _action(actions, "remove", "forget an engine; its jobs go on elsewhere", _remove)
@@ -103,15 +104,18 @@ def _add(args: argparse.Namespace, client: Client) -> int:
 
 
 def _set(args: argparse.Namespace, client: Client) -> int:
+    from prorld.client import ClientError
     from prorld.wire.ops import SetBackend, SetBackends
 
     generation = client.backends(args.policy).generation if args.generation is None else args.generation
-    answer = client.replace_backends(
-        SetBackends(
-            policy=args.policy, generation=generation, backends=[SetBackend(**engine) for engine in args.engines],
-            version=args.version, removed=args.removed,
-        )
+    wanted = SetBackends(
+        policy=args.policy, generation=generation, backends=[SetBackend(**engine) for engine in args.engines],
+        version=args.version, removed=args.removed, pause_id=args.pause_id,
     )  # fmt: skip
+    try:
+        answer = client.replace_backends(wanted)
+    except ClientError as exc:
+        raise exc if args.json else _refused(exc) from exc
     if args.json:
         say_json(answer)
     else:
@@ -170,4 +174,19 @@ def _told(answer: BackendSet) -> list[str]:
     shown = [*lines(answer.items), f"generation {answer.generation}"]
     if answer.removed:
         shown.append(f"removed: {', '.join(answer.removed)}")
-    return shown + [f"failed: {clean(row.url)}: {clean(row.message)} ({row.code})" for row in answer.failed]
+    return shown + [_failed(row.url, row.message, row.code) for row in answer.failed]
+
+
+def _failed(url: object, message: object, code: object) -> str:
+    return f"failed: {clean(str(url))}: {clean(str(message))} ({code})"
+
+
+def _refused(error: ClientError) -> ClientError:
+    """The refusal of a set with what people need of its details; JSON has all of them."""
+    from prorld.cli.refusals import with_cure, with_words
+
+    details = error.details or {}
+    lines = [_failed(row.get("url"), row.get("message"), row.get("code")) for row in details.get("failed", ())]
+    if error.stable_code == "generation_moved":
+        lines.append(f"generation {details.get('generation')}: look at the list, then set again")
+    return with_words(with_cure(error), *(f"\n{line}" for line in lines))

@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Figures of CPU hold on a busy machine, too; of times, trust the ratios. docs/bench.md explains each."
     )
     parser.epilog = epilog(
-        ("prorld bench orchestration", "every figure, about three minutes"),
+        ("prorld bench orchestration", "every figure, about two minutes"),
         ("prorld bench orchestration --check", "exit 1 and a line for each aim that is missed"),
         ("prorld bench transport --check", "CPU per engine call at 64, 256 and 512 in flight, two minutes"),
         ("prorld bench orchestration --concurrent 200 --held 500 --abandoned 300", "a quick look"),

@@ -15,6 +15,14 @@ if TYPE_CHECKING:
 
 SUMMARY = "start an engine, and register it at the daemon"
 
+SLOTS = 4
+CONTEXT = 4096
+HOST = "127.0.0.1"
+
+# Their defaults are set late, so that one that was typed for the other engine is seen.
+_EMBEDDED_ONLY = ("slots", "context", "threads")
+_VLLM_ONLY = ("python", "host", "port", "no_control", "lora")
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
@@ -37,22 +45,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     known.add_argument("--register", action="store_true", help="end at once where there is no daemon to add it to")
     known.add_argument("--no-register", action="store_true", help="do not add it to the daemon")
     start.add_argument("--policy", default="default", metavar="NAME", help="the policy it serves (default: default)")
-    start.add_argument("--max-inflight", type=positive, metavar="N", help="calls that the daemon sends at once")
+    start.add_argument(
+        "--max-inflight",
+        type=positive,
+        metavar="N",
+        help="calls that the daemon sends at once (default for embedded: its slots)",
+    )
     embedded = start.add_argument_group("embedded")
-    embedded.add_argument("--slots", type=positive, default=4, metavar="N", help="sequences at once (default 4)")
-    embedded.add_argument("--context", type=positive, default=4096, metavar="N", help="tokens of each (default 4096)")
+    embedded.add_argument("--slots", type=positive, metavar="N", help=f"sequences at once (default {SLOTS})")
+    embedded.add_argument("--context", type=positive, metavar="N", help=f"tokens of each (default {CONTEXT})")
     embedded.add_argument("--threads", type=positive, metavar="N", help="threads (default: half of the cores, up to 4)")
-    vllm = start.add_argument_group("vllm")
+    vllm = start.add_argument_group("vllm", "What follows `--` is handed to vLLM as it stands.")
     vllm.add_argument("--python", metavar="PATH", help="a Python that has vLLM (default: this one)")
-    vllm.add_argument("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1)")
-    vllm.add_argument("--port", type=int, default=0, metavar="N", help="port (default: a free one)")
+    vllm.add_argument("--host", help=f"address to listen on (default {HOST})")
+    vllm.add_argument("--port", type=int, metavar="N", help="port (default: a free one)")
     vllm.add_argument(
         "--no-control", action="store_true", help="without the token endpoint and the routes that load weights"
     )
     vllm.add_argument("--lora", action="store_true", help="take adapters, and open the routes that load them")
-    vllm.add_argument("more", nargs="*", metavar="-- FLAG", help="anything else that vLLM takes")
     add_client_options(start)
-    start.set_defaults(act=_start)
+    start.set_defaults(act=_start, more=[])
 
 
 def run(args: argparse.Namespace) -> int:
@@ -61,10 +73,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _start(args: argparse.Namespace) -> int:
-    if args.kind == "vllm" and args.model is None:
-        raise UsageError("name a model for vLLM with --model")
-    if args.kind == "embedded" and args.more:
-        raise UsageError(f"the embedded engine takes no {' '.join(args.more)}")
+    _check(args)
 
     from prorld.cli.engine_run import run_engine
     from prorld.cli.local import silence_logs
@@ -76,22 +85,44 @@ def _start(args: argparse.Namespace) -> int:
     return Exit.OK
 
 
+def _check(args: argparse.Namespace) -> None:
+    """Refuse what the engine that is meant would pass over in silence."""
+    if args.kind == "vllm" and args.model is None:
+        raise UsageError("name a model for vLLM with --model")
+    others = _EMBEDDED_ONLY if args.kind == "vllm" else _VLLM_ONLY
+    named = {f"--{name.replace('_', '-')}": getattr(args, name) for name in others}
+    # By identity: a port of 0 was typed, too.
+    given = [flag for flag, value in named.items() if value is not None and value is not False]
+    if args.kind == "embedded":
+        given += args.more
+    if given:
+        name, other = ("vLLM", "the embedded engine") if args.kind == "vllm" else ("the embedded engine", "vLLM")
+        raise UsageError(f"{name} takes no {' '.join(given)}; that is for {other}")
+
+
 def _registration(args: argparse.Namespace) -> Registration | None:
     """Where it is made known, looked for before a model is loaded. ``None`` where no daemon is, and none was named."""
     from prorld.cli.engine_run import Registration
-    from prorld.cli.output import note
+    from prorld.cli.output import note, typed
     from prorld.client import ClientError
 
     try:
         with client_of(args) as client:
             client.ready()
+            known = [item.name for item in client.policies()]
     except ClientError as exc:
         if args.register or args.address is not None or exc.stable_code != "no_daemon":
             raise
         note("there is no daemon here, so the engine is not registered")
         return None
+    if args.policy not in known:
+        words = f"the daemon has no policy {args.policy!r}, it has {', '.join(known)}"
+        cure = typed(f"`prorld policies set {args.policy}` makes one, --no-register does without the daemon")
+        raise ClientError(f"{words}; {cure}", code="unknown_policy")
     connect: partial[Client] = partial(client_of, args, patience_s=2.0)
-    return Registration(connect=connect, policy=args.policy, max_inflight=args.max_inflight)
+    # What is over its slots would wait inside it, out of the daemon's sight.
+    slots = None if args.kind == "vllm" else args.slots or SLOTS
+    return Registration(connect=connect, policy=args.policy, max_inflight=args.max_inflight or slots)
 
 
 def _starter(args: argparse.Namespace) -> Start:
@@ -99,7 +130,8 @@ def _starter(args: argparse.Namespace) -> Start:
 
     if args.kind == "vllm":
         return partial(
-            start_vllm, args.model, python=args.python, host=args.host, port=args.port,
+            start_vllm, args.model, python=args.python, host=args.host or HOST, port=args.port or 0,
             control=not args.no_control, lora=args.lora, more=args.more,
         )  # fmt: skip
-    return partial(start_embedded, args.model, slots=args.slots, context=args.context, threads=args.threads)
+    slots, context = args.slots or SLOTS, args.context or CONTEXT
+    return partial(start_embedded, args.model, slots=slots, context=context, threads=args.threads)

@@ -1,16 +1,26 @@
-"""The parser of the command line: what was mistyped is told by the sub-command it belongs to, with what was meant."""
+"""The parser of the command line: what was mistyped is told by the sub-command it belongs to, with what was meant.
+
+Two things argparse can't say are settled before it: what follows ``--`` for a command that hands it on to another
+program, and the action of a command that was named alone.
+"""
 
 from __future__ import annotations
 
 import argparse
 import difflib
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 __all__ = ["Parser", "parsed"]
 
 _WRONG_CHOICE = re.compile(r"invalid choice: '(?P<said>[^']*)' \(choose from (?P<choices>.*)\)")
+
+# argparse takes options after ``--`` for its own, or not, as its versions differ; these get them as ``more``.
+_HANDS_ON = ("engine", "start")
+_LISTS = frozenset({"backends", "policies"})
+_HELP = frozenset({"-h", "--help"})
 
 
 class Parser(argparse.ArgumentParser):
@@ -33,13 +43,27 @@ def meant(said: str, choices: Sequence[str]) -> str:
 
 def parsed(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
     """The arguments; what nobody knows is refused by the innermost sub-command that was named."""
-    args, unknown = parser.parse_known_args(argv)
+    words = _with_action(sys.argv[1:] if argv is None else [*argv])
+    more: list[str] = []
+    if tuple(words[: len(_HANDS_ON)]) == _HANDS_ON and "--" in words:
+        at = words.index("--")
+        words, more = words[:at], words[at + 1 :]
+    args, unknown = parser.parse_known_args(words)
+    if more:
+        args.more = more
     if unknown:
         chosen = _innermost(parser, args)
         said = next((word for word in unknown if word.startswith("-")), None)
         hint = "" if said is None else meant(said.partition("=")[0], _options(chosen))
         chosen.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
     return args
+
+
+def _with_action(words: list[str]) -> list[str]:
+    """With ``list`` where a command that has one was named without an action."""
+    if words and words[0] in _LISTS and (len(words) == 1 or (words[1][:1] == "-" and words[1] not in _HELP)):
+        return [words[0], "list", *words[1:]]
+    return words
 
 
 def _innermost(parser: argparse.ArgumentParser, args: argparse.Namespace) -> argparse.ArgumentParser:

@@ -19,6 +19,8 @@ SUMMARY = "policies, their versions, pauses and updates"
 # The values of ``prorld.domain.policy.Mode``; written out so that help needs no import of the domain.
 MODES = ("abort", "wait", "keep")
 PAUSE_S = 60.0
+# States of engines that take jobs.
+SERVING = ("up", "suspect")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,22 +30,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "moves the weights itself does so between `pause` and `resume`. docs/policies.md has the recipes."
     )
     parser.epilog = epilog(
-        ("prorld policies list", "names, versions, who holds them paused"),
+        ("prorld policies", "names, versions, who holds them paused"),
         ("prorld policies update default --version 3 --path /weights/3", "load weights from a directory"),
         ("prorld policies update default --version 4 --how lora --path /adapters/4", "an adapter, without a pause"),
+        ("prorld policies updates default", "what became of its updates"),
         ("prorld policies resume default", "end a pause that its holder left behind"),
     )
-    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True, title="actions")
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True, title="actions (list, if none)")
     _list_arguments(actions.add_parser("list", help="the policies", formatter_class=Help))
     _set_arguments(actions.add_parser("set", help="make or change a policy", formatter_class=Help))
     _pause_arguments(actions.add_parser("pause", help="let no generation begin", formatter_class=Help))
     _resume_arguments(actions.add_parser("resume", help="end a pause", formatter_class=Help))
     _update_arguments(actions.add_parser("update", help="load weights", formatter_class=Help))
+    _updates_arguments(actions.add_parser("updates", help="the updates that are remembered", formatter_class=Help))
 
 
 def run(args: argparse.Namespace) -> int:
     """Do what was asked."""
-    return int(args.act(args))
+    from prorld.cli.refusals import with_cure
+    from prorld.client import ClientError
+
+    try:
+        return int(args.act(args))
+    except ClientError as exc:
+        raise with_cure(exc) from exc
 
 
 def _list_arguments(parser: argparse.ArgumentParser) -> None:
@@ -69,6 +79,7 @@ def _pause_arguments(parser: argparse.ArgumentParser) -> None:
         "Lets no generation begin and pauses the engines. It ends by `resume` or an update, never by itself."
     )
     parser.add_argument("policy", metavar="POLICY", help="its name")
+    parser.add_argument("--pause-id", metavar="ID", help="an id of your own, by which the call can be repeated")
     _mode_arguments(parser)
     _common(parser)
     parser.set_defaults(act=_pause)
@@ -103,6 +114,13 @@ def _update_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(act=_update)
 
 
+def _updates_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Lists the updates that the daemon remembers, newest first."
+    parser.add_argument("policy", nargs="?", metavar="POLICY", help="its name (default: all)")
+    _common(parser)
+    parser.set_defaults(act=_updates)
+
+
 def _mode_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--mode", choices=MODES, default="abort", help="what becomes of running calls (default abort)")
     parser.add_argument(
@@ -130,7 +148,7 @@ def lines(items: Sequence[PolicyInfo]) -> list[str]:
     rows = [
         [
             item.name,
-            str(item.version) if not item.epoch else f"{item.version} (epoch {item.epoch})",
+            _version(item),
             ", ".join(f"{n} {state}" for state, n in sorted(item.backends.items())) or "none",
             _doing(item),
             item.model or "-",
@@ -143,7 +161,14 @@ def lines(items: Sequence[PolicyInfo]) -> list[str]:
 def _doing(item: PolicyInfo) -> str:
     if item.update is not None:
         return f"updating to {item.update.version}"
-    return "serving" if item.pause is None else f"paused by {item.pause.holder} since {item.pause.since}"
+    if item.pause is not None:
+        named = "" if item.pause.pause_id is None else f", --pause-id {clean(item.pause.pause_id)}"
+        return f"paused by {item.pause.holder} since {item.pause.since}{named}"
+    return "serving" if any(item.backends.get(state) for state in SERVING) else "no engine"
+
+
+def _version(item: PolicyInfo | PolicyUpdate) -> str:
+    return str(item.version) if not item.epoch else f"{item.version} (epoch {item.epoch})"
 
 
 def _set(args: argparse.Namespace) -> int:
@@ -155,8 +180,12 @@ def _set(args: argparse.Namespace) -> int:
     fields = {name: value for name, value in given.items() if value is not None}
     if args.max_staleness is not None:
         fields["max_staleness"] = None if args.max_staleness == "none" else _number(args.max_staleness)
+    try:
+        wanted = msgspec.convert(fields, PutPolicy)
+    except msgspec.ValidationError as exc:
+        raise UsageError(str(exc)) from exc
     with client_of(args) as client:
-        info = client.put_policy(args.policy, msgspec.convert(fields, PutPolicy))
+        info = client.put_policy(args.policy, wanted)
     say_json(info) if args.json else say(*lines([info]))
     return Exit.OK
 
@@ -169,7 +198,7 @@ def _number(text: str) -> int:
 
 def _pause(args: argparse.Namespace) -> int:
     with client_of(args) as client:
-        paused = client.pause_policy(args.policy, mode=args.mode, timeout_s=args.timeout)
+        paused = client.pause_policy(args.policy, mode=args.mode, timeout_s=args.timeout, pause_id=args.pause_id)
     if args.json:
         say_json(paused)
     else:
@@ -179,12 +208,17 @@ def _pause(args: argparse.Namespace) -> int:
 
 
 def _resume(args: argparse.Namespace) -> int:
+    from prorld.client import ClientError
+
     with client_of(args) as client:
         info = client.policy(args.policy)
-        pause_id = args.pause_id or (None if info.pause is None else info.pause.pause_id)
+        pause_id = args.pause_id
+        if pause_id is None and info.pause is None:
+            raise ClientError(f"policy {args.policy} is not paused: nobody holds it", code="not_paused")
+        if pause_id is None and info.pause is not None:
+            pause_id = info.pause.pause_id
         if pause_id is None:
-            held = "nobody holds it" if info.pause is None else f"{info.pause.holder} does; give --pause-id"
-            raise UsageError(f"policy {args.policy} can't be resumed: {held}")
+            raise UsageError(f"policy {args.policy} is paused by somebody else; give the pause's --pause-id")
         version = info.version if args.version is None else args.version
         done = client.resume_policy(args.policy, pause_id, version, rollback=args.rollback)
     if args.json:
@@ -195,6 +229,12 @@ def _resume(args: argparse.Namespace) -> int:
 
 
 def _update(args: argparse.Namespace) -> int:
+    if args.how == "none" and args.path is not None:
+        raise UsageError("--how none loads nothing, so it takes no --path")
+    if args.how != "none" and args.path is None:
+        raise UsageError(f"--path is missing: --how {args.how} loads weights from it; --how none only names them")
+    if args.path is not None and not args.path.startswith("/"):
+        raise UsageError(f"PATH must be an absolute path, and not {args.path!r}")
     with client_of(args) as client:
         update = client.update_policy(
             args.policy, args.version, args.how, path=args.path, mode=args.mode, timeout_s=args.timeout,
@@ -212,6 +252,35 @@ def _update(args: argparse.Namespace) -> int:
 def _update_lines(update: PolicyUpdate) -> list[str]:
     why = f": {clean(update.message)}" if update.message else ""
     return [f"{update.policy} to version {update.version}: {update.state}{why}", *_results(update.backends)]
+
+
+def _updates(args: argparse.Namespace) -> int:
+    with client_of(args) as client:
+        names = [item.name for item in client.policies()] if args.policy is None else [args.policy]
+        items = [update for name in names for update in client.updates(name)]
+    # Stable, so that the daemon's order stays where two began at the same time.
+    items.sort(key=lambda update: update.created_at, reverse=True)
+    if args.json:
+        say_json(items)
+    elif items:
+        say(*update_table(items))
+    else:
+        say("no update is remembered")
+    return Exit.OK
+
+
+def update_table(items: Sequence[PolicyUpdate]) -> list[str]:
+    """Updates for people; those that failed say why."""
+    rows = [
+        [
+            item.update_id, item.policy, _version(item), item.how, item.state,
+            f"{sum(result.ok for result in item.backends)}/{len(item.backends)}", item.created_at,
+            clean(item.message or item.path or "-"),
+        ]
+        for item in items
+    ]  # fmt: skip
+    headers = ("UPDATE", "POLICY", "VERSION", "HOW", "STATE", "ENGINES", "BEGAN", "PATH OR FAILURE")
+    return table(headers, rows)
 
 
 def _results(results: Sequence[BackendResult]) -> list[str]:

@@ -244,6 +244,10 @@ class Client:
         pause_id: str | None = None,
     ) -> PolicyUpdate:
         """Begin to change the weights; ``wait_update`` has the end. A repeat is the same update."""
+        if path is not None and not path.startswith("/"):
+            raise ClientError(f"path must be an absolute path, and not {path!r}", code="bad_input")
+        if path is None and how != "none":
+            raise ClientError(f"path is missing: {how!r} loads weights from it", code="bad_input")
         fields = {
             "version": version, "how": how, "path": path, "mode": mode, "timeout_s": timeout_s,
             "backends": None if backends is None else [*backends], "rollback": rollback, "pause_id": pause_id,

@@ -9,6 +9,7 @@ import pytest
 
 from prorld.cli import backends
 from prorld.cli.exits import Exit
+from prorld.client import ClientError
 from prorld.wire.ops import (
     AddBackend,
     BackendInfo,
@@ -25,6 +26,7 @@ class Daemon:
     def __init__(self) -> None:
         self.rows: list[BackendInfo] = []
         self.asked: list[Any] = []
+        self.refusal: ClientError | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -50,6 +52,8 @@ class Daemon:
 
     def replace_backends(self, wanted: SetBackends) -> BackendSet:
         self.asked.append(wanted)
+        if self.refusal is not None:
+            raise self.refusal
         self.rows = []
         failed = [
             FailedBackend(url=b.url, code="engine_unreachable", message="no")
@@ -90,6 +94,7 @@ def test_the_list_shows_load_limit_and_cached_share(cli, daemon):
         "ENGINE": "b-1", "POLICY": "default", "KIND": "vllm", "STATE": "up", "JOBS": "3", "CALLS": "2/32", "WAIT": "5",
         "DONE": "70", "FAILED": "1", "CACHED": "75%", "VERSION": "4", "MODEL": "smol\\x1b[2J", "URL": "http://a:1",
     }  # fmt: skip
+    assert cli("backends", "--policy", "default")[1] == out
     code, out, _ = cli("backends", "list", "--json")
     assert json.loads(out)["items"][0]["call_limit"] == 32
 
@@ -124,8 +129,42 @@ def test_a_set_takes_the_generation_that_there_is_or_the_one_that_is_named(cli, 
     assert "failed: http://dead:1: no (engine_unreachable)" in out
 
 
+def test_a_set_that_is_refused_says_what_each_engine_lacks(cli, daemon):
+    """For people every one with its reason, which can't steer the terminal; for scripts the details as they came."""
+    rows = [
+        {"url": "http://a:1", "code": "engine_unreachable", "message": "refused\x1b[2J"},
+        {"url": "http://b:1", "code": "model_differs", "message": "serves other"},
+    ]
+    daemon.refusal = ClientError("none could be taken", code="no_backend", status=503, details={"failed": rows})
+    code, _, err = cli("backends", "set", "vllm=http://a:1", "vllm=http://b:1")
+    assert code == Exit.FAILED
+    assert err.splitlines() == [
+        "prorld: none could be taken",
+        "failed: http://a:1: refused\\x1b[2J (engine_unreachable)",
+        "failed: http://b:1: serves other (model_differs)",
+    ]
+    _, _, err = cli("backends", "set", "vllm=http://a:1", "--json")
+    assert json.loads(err)["error"]["details"] == {"failed": rows}
+
+
+def test_a_set_by_an_old_list_tells_the_generation(cli, daemon):
+    """The one that there is, from the details; what the daemon says beside it is its own affair."""
+    daemon.refusal = ClientError("changed", code="generation_moved", status=409, details={"generation": 12})
+    code, _, err = cli("backends", "set", "vllm=http://a:1", "--generation", "7")
+    assert (code, err.splitlines()[1].split(":")[0]) == (Exit.FAILED, "generation 12")
+
+
+def test_a_set_under_a_pause_can_name_it(cli, daemon):
+    """And is told how where it did not."""
+    daemon.refusal = ClientError("paused by 'x'", code="policy_busy", status=409, details={"holder": "x"})
+    _, _, err = cli("backends", "set", "vllm=http://a:1")
+    assert "give its --pause-id" in err
+    daemon.refusal = None
+    assert cli("backends", "set", "vllm=http://a:1", "--pause-id", "p-1")[0] == 0
+    assert daemon.asked[-1].pause_id == "p-1"
+
+
 def test_what_is_no_engine_is_a_usage_error(cli, daemon):
     """Before anybody is asked."""
     assert cli("backends", "add", "abacus=http://a:1")[0] == Exit.USAGE
-    assert cli("backends")[0] == Exit.USAGE
     assert daemon.asked == []

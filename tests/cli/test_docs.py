@@ -13,6 +13,7 @@ import pytest
 
 from prorld.cli.exits import Exit
 from prorld.cli.main import COMMANDS, build_parser
+from prorld.cli.parser import parsed
 from prorld.config import describe
 from prorld.domain.outcome import DEFAULT_VERDICTS, OutcomeKind, Verdict
 from prorld.http.errors import _HTTP_ERRORS
@@ -46,7 +47,7 @@ def command_lines():
 def test_every_command_in_the_docs_can_be_typed(line):
     """The parser takes it as it stands."""
     words = [*takewhile(lambda word: word not in {"<", ">", "|", "&"}, shlex.split(line, comments=True))]
-    assert build_parser().parse_args(words[1:]).command in COMMANDS
+    assert parsed(build_parser(), words[1:]).command in COMMANDS
 
 
 def test_every_command_and_exit_code_is_documented():
@@ -54,6 +55,13 @@ def test_every_command_and_exit_code_is_documented():
     page = text("docs/cli.md")
     assert [name for name in COMMANDS if f"| `prorld {name}`" not in page] == []
     assert [code for code in Exit if f"\n| {int(code)} |" not in page] == []
+
+
+def test_the_length_of_the_bench_is_said_once():
+    """docs/bench.md and the help name the same time."""
+    [said] = re.findall(r"It takes (about [a-z ]+ minutes)", text("docs/bench.md"))
+    [example] = re.findall(r'"prorld bench orchestration", "every figure, (.*)"', text("prorld/cli/bench.py"))
+    assert said == example
 
 
 def test_every_setting_that_is_named_anywhere_exists():

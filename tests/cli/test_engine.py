@@ -14,12 +14,13 @@ from typing import Any, cast
 import pytest
 import trio
 
-from prorld.cli import engine_run
+from prorld.cli import engine, engine_run
 from prorld.cli.engine_run import Registration, Running, run_engine
 from prorld.client import ClientError
 from prorld.errors import BackendError
 from prorld.inference.vllm_process import vllm_argv, vllm_environment
-from prorld.wire.ops import AddBackend, BackendInfo, BackendList
+from prorld.wire.ops import AddBackend, BackendInfo, BackendList, Ready
+from prorld.wire.policies import PolicyInfo
 from tests.daemon.support import environ, until
 
 ENGINE = Running(kind="vllm", url="http://127.0.0.1:1", model="m", pid=1)
@@ -162,6 +163,11 @@ def test_the_environment_of_the_server_opens_what_was_asked_for():
     [
         (("vllm",), 2, "--model"),
         (("embedded", "--", "--dtype", "x"), 2, "--dtype"),
+        (("embedded", "--lora"), 2, "the embedded engine takes no --lora; that is for vLLM"),
+        (("--no-control", "--port", "0", "--python", "py"), 2, "takes no --python --port --no-control"),
+        (("--host", "127.0.0.1"), 2, "takes no --host"),
+        (("vllm", "--model", "m", "--slots", "4"), 2, "vLLM takes no --slots; that is for the embedded engine"),
+        (("vllm", "--model", "m", "--dtype", "x"), 2, "unrecognized arguments: --dtype"),
         (("vllm", "--model", "m", "--register"), 69, "prorld serve"),
         (("vllm", "--model", "m", "--address", "127.0.0.1:1"), 69, "127.0.0.1:1"),
         (("vllm", "--model", "m", "--register", "--no-register"), 2, "--no-register"),
@@ -172,6 +178,62 @@ def test_wrong_uses_are_told(cli, flags, code, words):
     done = cli("engine", "start", *flags)
     assert done[0] == code
     assert words in done[2]
+
+
+class Known:
+    """A daemon that is ready and has two policies."""
+
+    def __enter__(self) -> Known:  # noqa: PYI034
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        """Nothing is held."""
+
+    def ready(self) -> Ready:
+        return Ready(ready=True, missing=[])
+
+    def policies(self) -> list[PolicyInfo]:
+        return [PolicyInfo(name=name, version=0, epoch=0) for name in ("default", "actor")]
+
+
+@pytest.fixture
+def registrations(monkeypatch):
+    """What would be registered by commands that start nothing, at a daemon that is there."""
+    found: list[Registration | None] = []
+
+    async def run_nothing(_start, asked) -> None:
+        await trio.lowlevel.checkpoint()
+        found.append(asked)
+
+    monkeypatch.setattr(engine, "client_of", lambda _args, **_: Known())
+    monkeypatch.setattr(engine_run, "run_engine", run_nothing)
+    return found
+
+
+@pytest.mark.parametrize("more", [(), ("--register",)])
+def test_a_policy_that_the_daemon_lacks_is_told_before_the_load(cli, registrations, more):
+    """With those that it has; a model takes minutes to load."""
+    code, _, err = cli("engine", "start", "--policy", "critic", *more)
+    assert (code, registrations) == (1, [])
+    assert "no policy 'critic', it has default, actor; `prorld policies set critic`" in err
+    assert cli("engine", "start", "--policy", "critic", "--no-register")[0] == 0
+    assert registrations == [None]
+
+
+@pytest.mark.parametrize(
+    ("flags", "bound"),
+    [
+        ((), 4),
+        (("--slots", "2"), 2),
+        (("--slots", "2", "--max-inflight", "9"), 9),
+        (("vllm", "--model", "m"), None),
+        (("vllm", "--model", "m", "--max-inflight", "9"), 9),
+    ],
+)
+def test_the_embedded_engine_is_sent_what_it_has_slots_for(cli, registrations, flags, bound):
+    """Unless something else is said; vLLM queues by itself."""
+    assert cli("engine", "start", "--policy", "actor", *flags)[0] == 0
+    assert [(asked.policy, asked.max_inflight) for asked in registrations] == [("actor", bound)]
 
 
 @pytest.mark.skipif(find_spec("vllm") is not None, reason="vLLM is installed")

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
+from itertools import takewhile
 
 import pytest
 
 from prorld import __version__
 from prorld.cli import status
 from prorld.cli.exits import Exit, UsageError, exit_of
-from prorld.cli.main import COMMANDS
+from prorld.cli.main import COMMANDS, build_parser
+from prorld.cli.parser import parsed
 from prorld.client import ClientError
 from prorld.errors import BadRequest, ConfigError, ProrldError
 
@@ -47,6 +51,37 @@ def test_the_list_of_commands_fits_a_terminal(cli):
     for name, command in COMMANDS.items():
         assert name in out
         assert len(command.SUMMARY) <= 60
+
+
+def examples(cli):
+    """What every help shows to be typed, as words; what a shell keeps for itself is left out."""
+    for command in COMMANDS:
+        _, out, _ = cli(command, "--help")
+        shown = out.partition("examples:")[2].partition("exit codes:")[0]
+        for line in shown.splitlines():
+            typed = re.search(r"^(?:source <\(| *)\b(prorld [^#)]*)", line.strip())
+            if typed is not None:
+                yield [*takewhile(lambda word: word not in {"<", ">", "|", "&&"}, shlex.split(typed[1]))]
+
+
+def test_every_example_can_be_typed(cli):
+    """The parser takes each of them, and what follows ``--`` arrives where it is handed on."""
+    found = [*examples(cli)]
+    assert len(found) > 50
+    for words in found:
+        assert parsed(build_parser(), words[1:]).command in COMMANDS, words
+    handed_on = [parsed(build_parser(), words[1:]).more for words in found if "--" in words]
+    assert handed_on == [["--tensor-parallel-size", "2"]]
+
+
+@pytest.mark.parametrize("command", ["backends", "policies"])
+def test_a_list_needs_no_action(command):
+    """The command alone, also with options of its list; its help stays its own."""
+    for words in ((), ("--json",), ("--address", "h:1", "--json")):
+        alone = parsed(build_parser(), (command, *words))
+        assert alone == parsed(build_parser(), (command, "list", *words))
+    with pytest.raises(SystemExit):
+        parsed(build_parser(), (command, "lisst"))
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -290,3 +290,18 @@ def test_a_refused_token_says_where_it_came_from(monkeypatch):
                 client.status()
             assert words in caught.value.message
             assert (caught.value.stable_code, caught.value.status) == ("unknown_token", 401)
+
+
+@pytest.mark.parametrize(
+    ("how", "path", "words"),
+    [
+        ("reload", "weights/3", "path must be an absolute path, and not 'weights/3'"),
+        ("lora", None, "path is missing: 'lora' loads weights from it"),
+        ("none", "/weights/3", "path names the weights of reload and lora"),
+    ],
+)
+def test_a_path_of_weights_that_is_wrong_is_told_in_words(how, path, words):
+    """Before the daemon is asked."""
+    with Client("127.0.0.1:1", "t") as client, pytest.raises(ClientError, match=words) as caught:
+        client.update_policy("default", 3, how, path=path)
+    assert caught.value.stable_code == "bad_input"

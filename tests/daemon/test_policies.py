@@ -56,7 +56,7 @@ def test_a_pause_and_a_version_survive_a_kill(tmp_path: Path, capsys: pytest.Cap
             assert prorld(here, "policies", "resume", "default") == 0
             assert "default goes on with version 3\n  b-1: ok" in capsys.readouterr().out
             assert "policy_paused" not in {item.code for item in client.ready().missing}
-            assert prorld(here, "policies", "resume", "default") == 2
+            assert prorld(here, "policies", "resume", "default") == 1
             assert prorld(here, "policies", "list") == 0
             assert "serving" in capsys.readouterr().out
             assert client.put_policy("mine", PutPolicy(max_staleness=None)).max_staleness is None

@@ -6,7 +6,8 @@ embeddings as a tensor of its own, because CPU builds of vLLM keep a copy of a t
 With ``NOISE`` every weight is moved by so much of the spread of its tensor, always in the same way: the same model a
 training step later.
 
-It needs ``gguf``, ``torch`` and ``safetensors``, so it runs in the environment of the engine.
+It needs ``gguf``, ``torch`` and ``safetensors``, so it runs in the environment of the engine. It reads the GGUF
+file with this project's own code, which need not be installed there: put the root of the repository on ``PYTHONPATH``.
 """
 
 from __future__ import annotations
