@@ -64,7 +64,7 @@ run = {places}
 eval = {places}
 
 [admission]
-start = {max(places, 64)}
+enabled = false
 
 [limits]
 jobs_max = {2 * places + 1000}
