@@ -30,6 +30,7 @@ STRAGGLERS = 16
 SWEEP_S = 0.25
 POLL_S = 0.25
 AGAIN_MAX = 20
+INTERRUPTED = "the run was interrupted"
 CANCELS = 5000
 _BACKOFF_S = (0.2, 0.5, 1.0, 2.0, 5.0)
 _AWAY = frozenset({"no_daemon", "connection_lost", "bad_reply", "draining"})
@@ -106,7 +107,7 @@ class Driver:
             with self._connect() as client:
                 for i in range(0, len(self._running), CANCELS):
                     ids = self.running[i : i + CANCELS]
-                    cancelled += client.cancel_many(job_ids=ids, reason="the run was interrupted")
+                    cancelled += client.cancel_many(job_ids=ids, reason=INTERRUPTED)
         return cancelled
 
     def close(self) -> None:
@@ -199,6 +200,11 @@ class Driver:
             self._running[job_id] = self._running.pop(job_id)
 
     def _finish(self, sample: Sample, record: JobRecord) -> None:
+        if _was_interrupted(record) and sample.again < AGAIN_MAX:
+            # By an earlier run of ours, whose cancel was still under way when this one handed the job in.
+            del self._running[sample.job_id]
+            self._todo.appendleft(sample.another())
+            return
         trajectory = None
         if self._trajectories:
             try:
@@ -233,3 +239,9 @@ class Driver:
             if exc.stable_code in _AWAY:
                 raise Away(exc) from exc
             raise
+
+
+def _was_interrupted(record: JobRecord) -> bool:
+    """Whether it was cancelled by the end of a run."""
+    outcome = record.outcome
+    return outcome is not None and outcome.kind is OutcomeKind.CANCELLED and outcome.message == INTERRUPTED

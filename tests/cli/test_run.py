@@ -17,12 +17,13 @@ from hypothesis import strategies as st
 
 from prorld.cli import run_drive, run_tasks
 from prorld.cli.exits import Exit, UsageError
-from prorld.cli.run_drive import Driver
+from prorld.cli.run_drive import INTERRUPTED, Driver
 from prorld.cli.run_out import open_out
 from prorld.cli.run_plan import key_of, plan, run_of
 from prorld.cli.run_stats import Progress, Stats
 from prorld.client import ClientError
-from prorld.domain.outcome import Outcome, OutcomeKind
+from prorld.domain.job import JobState
+from prorld.domain.outcome import Outcome, OutcomeKind, Verdict
 from prorld.wire.jobs import SubmitJob
 from tests.cli.fake_daemon import FakeDaemon
 
@@ -221,6 +222,27 @@ def test_a_job_that_was_forgotten_runs_under_another_id(run):
     assert (code, exact(lines)) == (0, True)
     (line,) = [line for line in lines if line["instance"]["x"] == 3]
     assert line["record"]["job_id"] == f"{tried[0]}.1"
+
+
+def test_a_cancel_of_an_earlier_run_that_is_still_under_way_is_no_result(run):
+    """Handed in again while it ends, the job ends as cancelled by that run: it runs again under another id."""
+    daemon = FakeDaemon(looks=2)
+    tried: list[str] = []
+    record = daemon.record
+
+    def late(job_id: str) -> Any:
+        found = record(job_id)
+        if found.state is JobState.DONE and not tried:
+            tried.append(job_id)
+        if job_id in tried and found.outcome is not None:
+            gone = Outcome(kind=OutcomeKind.CANCELLED, code="cancelled", message=INTERRUPTED)
+            return msgspec.structs.replace(found, outcome=gone, verdict=Verdict.DROP, reward=None)
+        return found
+
+    daemon.record = late  # type: ignore[method-assign]
+    code, lines, _ = run(daemon)
+    assert (code, exact(lines)) == (0, True)
+    assert f"{tried[0]}.1" in {line["record"]["job_id"] for line in lines}
 
 
 def test_a_refused_task_is_told_with_its_line(run):
