@@ -145,8 +145,7 @@ class Driver:
         cancelled = ended and record.outcome is not None and record.outcome.kind is OutcomeKind.CANCELLED
         if cancelled and sample.again < AGAIN_MAX:
             # By an earlier run of ours that was interrupted.
-            del self._running[sample.job_id]
-            self._todo.appendleft(sample.another())
+            self._run_again(sample)
         elif ended:
             self._finish(sample, record)
 
@@ -202,8 +201,7 @@ class Driver:
     def _finish(self, sample: Sample, record: JobRecord) -> None:
         if _was_interrupted(record) and sample.again < AGAIN_MAX:
             # By an earlier run of ours, whose cancel was still under way when this one handed the job in.
-            del self._running[sample.job_id]
-            self._todo.appendleft(sample.another())
+            self._run_again(sample)
             return
         trajectory = None
         if self._trajectories:
@@ -217,6 +215,11 @@ class Driver:
         del self._running[sample.job_id]
         self._stats.count(record.outcome, record.reward, sampled=record.tokens.sampled)
         self._progress.show(self._stats)
+
+    def _run_again(self, sample: Sample) -> None:
+        """Under another id: its own has ended without a result."""
+        del self._running[sample.job_id]
+        self._todo.appendleft(sample.another())
 
     def _lost(self, sample: Sample, error: ClientError) -> None:
         """The daemon does not know the job: it was started anew, or has forgotten it. What ended in it is gone."""

@@ -34,9 +34,9 @@ class Tolerance(msgspec.Struct, frozen=True, kw_only=True):
     max: float
     varying: float = 0.0
 
-    def mean_of(self, *, varies: bool) -> float:
-        """The mean that is allowed."""
-        return max(self.mean, self.varying) if varies else self.mean
+    def on_engines(self, *, varies: bool) -> Tolerance:
+        """What holds for tokens that such engines scored."""
+        return msgspec.structs.replace(self, mean=max(self.mean, self.varying)) if varies else self
 
 
 class Piece(msgspec.Struct, frozen=True):
@@ -180,6 +180,6 @@ def compare(branch: Branch, section: Section, scored: Sequence[float]) -> Gap:
     return gap
 
 
-def drifts(gap: Gap, tolerance: Tolerance, *, varies: bool = False) -> bool:
+def drifts(gap: Gap, tolerance: Tolerance) -> bool:
     """Whether the tokens are not what the version says of them."""
-    return (gap.mean or 0.0) > tolerance.mean_of(varies=varies) or (gap.max or 0.0) > tolerance.max
+    return (gap.mean or 0.0) > tolerance.mean or (gap.max or 0.0) > tolerance.max

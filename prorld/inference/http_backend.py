@@ -6,7 +6,10 @@ from prorld.inference.engine_http import EngineHttp
 from prorld.inference.uncontrolled import Uncontrolled
 from prorld.kit.http_client import ClientStatistics
 
-__all__ = ["HttpBackend"]
+__all__ = ["CONTEXT_TOKENS_UNKNOWN", "HttpBackend"]
+
+# Of an engine that does not say how long its context is. Longer than any; the job's own bound holds.
+CONTEXT_TOKENS_UNKNOWN = 2**24
 
 
 class HttpBackend(Uncontrolled):

@@ -31,16 +31,14 @@ from prorld.inference.contract import (
     TextView,
 )
 from prorld.inference.engine_http import EngineHttp
-from prorld.inference.http_backend import HttpBackend
+from prorld.inference.http_backend import CONTEXT_TOKENS_UNKNOWN, HttpBackend
 from prorld.inference.openai_wire import MODELS, REPLY, Card, Reply, lined_up, said_tokens, text_of
 
-__all__ = ["CONTEXT_TOKENS_UNKNOWN", "TextBackend"]
+__all__ = ["TextBackend"]
 
 CONNECTIONS_MAX = 1024
 RESPONSE_BYTES_MAX = 64 * 1024 * 1024
 
-# Longer than any context; the job's own bound holds.
-CONTEXT_TOKENS_UNKNOWN = 2**24
 # Texts of single tokens whose ids are kept; a vocabulary has a few hundred thousand.
 TOKEN_TEXTS_MAX = 2**18
 

@@ -17,15 +17,13 @@ from prorld.errors import BackendError, MalformedReply
 from prorld.inference.checks import checked_finish, checked_logprobs, checked_sampled
 from prorld.inference.contract import BackendKind, Capabilities, EngineLoad, Generation, GenerationRequest
 from prorld.inference.engine_http import EngineHttp
-from prorld.inference.http_backend import HttpBackend
+from prorld.inference.http_backend import CONTEXT_TOKENS_UNKNOWN, HttpBackend
 
-__all__ = ["CONTEXT_TOKENS_UNKNOWN", "ProrlBackend"]
+__all__ = ["ProrlBackend"]
 
 CONNECTIONS_MAX = 4096
 RESPONSE_BYTES_MAX = 64 * 1024 * 1024
 
-# Longer than any context; the job's own bound holds.
-CONTEXT_TOKENS_UNKNOWN = 2**24
 MODEL_UNKNOWN = "unknown"
 
 

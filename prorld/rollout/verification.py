@@ -86,7 +86,7 @@ class Rescorer:
         """
         if answer.violations:
             return answer
-        look = _Look()
+        look = _Look(tolerance)
         began = trio.current_time()
         if entry.session is not None:
             branches = entry.session.branches
@@ -102,9 +102,9 @@ class Rescorer:
         return _judged(
             msgspec.structs.replace(
                 answer,
-                violations=look.violations(entry, tolerance),
+                violations=look.violations(entry),
                 unverifiable=look.unverifiable(),
-                rescore=look.rescore(tolerance, trio.current_time() - began),
+                rescore=look.rescore(trio.current_time() - began),
             )
         )
 
@@ -127,8 +127,9 @@ class Rescorer:
 class _Look:
     """What one second look has found so far."""
 
-    def __init__(self) -> None:
+    def __init__(self, tolerance: Tolerance) -> None:
         self.skipped: list[Skipped] = []
+        self._tolerance = tolerance
         self._gaps: dict[PolicyVersion | None, Gap] = {}
         self._backends: dict[PolicyVersion | None, dict[str, None]] = {}
         self._varying: set[PolicyVersion | None] = set()
@@ -145,12 +146,12 @@ class _Look:
         if gap.tokens < section.tokens:
             self.skip("too_long", section.version, section.tokens - gap.tokens)
 
-    def violations(self, entry: JobEntry, tolerance: Tolerance) -> list[Violation]:
-        return [
-            _drift(entry, version, gap, tolerance, varies=version in self._varying)
-            for version, gap in self._gaps.items()
-            if drifts(gap, tolerance, varies=version in self._varying)
-        ]
+    def violations(self, entry: JobEntry) -> list[Violation]:
+        judged = [(version, gap, self._allowed(version)) for version, gap in self._gaps.items()]
+        return [_drift(entry, version, gap, allowed) for version, gap, allowed in judged if drifts(gap, allowed)]
+
+    def _allowed(self, version: PolicyVersion | None) -> Tolerance:
+        return self._tolerance.on_engines(varies=version in self._varying)
 
     def unverifiable(self) -> list[Unverifiable]:
         counted: Counter[tuple[UnscoredReason, PolicyVersion | None]] = Counter()
@@ -158,11 +159,11 @@ class _Look:
             counted[skipped.reason, skipped.version] += skipped.tokens
         return [_unverifiable(reason, version, tokens) for (reason, version), tokens in counted.items()]
 
-    def rescore(self, tolerance: Tolerance, seconds: float) -> Rescore:
+    def rescore(self, seconds: float) -> Rescore:
         whole = Gap()
         for gap in self._gaps.values():
             whole.add(gap)
-        by_version = [self._by_version(version, gap, tolerance) for version, gap in self._gaps.items()]
+        by_version = [self._by_version(version, gap) for version, gap in self._gaps.items()]
         return Rescore(
             tokens=whole.tokens,
             mean=whole.mean,
@@ -170,12 +171,12 @@ class _Look:
             worst=whole.worst,
             by_version=by_version,
             backends=list(dict.fromkeys(name for one in by_version for name in one.backends)),
-            tolerance_mean=tolerance.mean,
-            tolerance_max=tolerance.max,
+            tolerance_mean=self._tolerance.mean,
+            tolerance_max=self._tolerance.max,
             seconds=round(seconds, 3),
         )
 
-    def _by_version(self, version: PolicyVersion | None, gap: Gap, tolerance: Tolerance) -> VersionScore:
+    def _by_version(self, version: PolicyVersion | None, gap: Gap) -> VersionScore:
         assert gap.worst is not None
         return VersionScore(
             epoch=0 if version is None else version.epoch,
@@ -185,21 +186,19 @@ class _Look:
             max=gap.max or 0.0,
             worst=gap.worst,
             backends=[*self._backends[version]],
-            tolerance_mean=tolerance.mean_of(varies=version in self._varying),
+            tolerance_mean=self._allowed(version).mean,
         )
 
 
-def _drift(
-    entry: JobEntry, version: PolicyVersion | None, gap: Gap, tolerance: Tolerance, *, varies: bool
-) -> Violation:
+def _drift(entry: JobEntry, version: PolicyVersion | None, gap: Gap, allowed: Tolerance) -> Violation:
     assert gap.worst is not None
     assert entry.session is not None
-    call, allowed = entry.session.calls[gap.worst.call], tolerance.mean_of(varies=varies)
+    call = entry.session.calls[gap.worst.call]
     return Violation(
         code=DRIFT,
         message=(
             f"{gap.tokens} tokens of {in_words(version)} differ by {gap.mean:.3g} on average and {gap.max:.3g} at "
-            f"token {gap.worst.index}, sampled by {call.backend}; {allowed:g} and {tolerance.max:g} are allowed"
+            f"token {gap.worst.index}, sampled by {call.backend}; {allowed.mean:g} and {allowed.max:g} are allowed"
         ),
         branch=gap.worst.branch,
         call=gap.worst.call,
