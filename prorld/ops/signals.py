@@ -5,12 +5,15 @@ Those that end it are the composition root's.
 
 from __future__ import annotations
 
-import faulthandler
 import os
+import select
 import signal
 import sys
+import threading
+import traceback
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from types import FrameType
 from typing import TextIO
 
 import structlog
@@ -85,17 +88,51 @@ def snapshot(ages: TaskAges, supervisor: Supervisor) -> str:
 
 @contextmanager
 def _stacks(stream: TextIO) -> Iterator[None]:
-    """SIGQUIT shows Python's stacks at once, also while the loop is blocked; then what trio set up gets the signal."""
-    try:
-        faulthandler.register(signal.SIGQUIT, file=stream, all_threads=True, chain=True)
-    except (OSError, ValueError):
-        # A stream without a descriptor: there are no stacks, and the tree still comes.
-        yield
-        return
+    """SIGQUIT shows Python's stacks at once, also while the loop is blocked; then what trio set up gets the signal.
+
+    A handler of Python's own, which runs in the main thread between two steps: ``faulthandler`` looks at the frames of
+    threads that go on running, and now and then ends the process for it. A main thread that is stuck in compiled code
+    is not shown; the watchdog's SIGABRT shows it.
+    """
+    loops_own = signal.getsignal(signal.SIGQUIT)
+    assert callable(loops_own)
+
+    def show_first(number: int, frame: FrameType | None) -> None:
+        _put_at_once(_all_stacks(frame), stream)
+        loops_own(number, frame)
+
+    signal.signal(signal.SIGQUIT, show_first)
     try:
         yield
     finally:
-        faulthandler.unregister(signal.SIGQUIT)
+        signal.signal(signal.SIGQUIT, loops_own)
+
+
+def _all_stacks(interrupted: FrameType | None) -> str:
+    """Every thread of Python's, the main one last, where a reader's eye is."""
+    frames = sys._current_frames()  # noqa: SLF001 - the documented way; without it there is no other
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    main = threading.get_ident()
+    frames.pop(main, None)
+    shown = [(names.get(ident, "not made by Python"), frame) for ident, frame in frames.items()]
+    lines = []
+    for name, frame in [*shown, ("main", interrupted)]:
+        lines += [f"thread {name} (most recent call last):\n", *traceback.format_stack(frame), "\n"]
+    return "".join(lines)
+
+
+def _put_at_once(text: str, stream: TextIO) -> None:
+    """Write as much as fits: past the stream's own buffer, which may be half-way in a write, and without waiting."""
+    try:
+        descriptor = stream.fileno()
+    except (OSError, ValueError):
+        return  # there are no stacks, and the tree still comes
+    data = memoryview(text.encode("utf-8", "backslashreplace"))
+    writable = select.poll()
+    writable.register(descriptor, select.POLLOUT)
+    with suppress(OSError):
+        while data and writable.poll(0) == [(descriptor, select.POLLOUT)]:
+            data = data[os.write(descriptor, data[: select.PIPE_BUF]) :]
 
 
 async def _put(text: str, stream: TextIO) -> None:
