@@ -13,7 +13,16 @@ import msgspec
 import trio
 from msgspec import Meta
 
-__all__ = ["CommandResult", "Sandbox", "SandboxInfo", "SandboxLimits", "SandboxRuntime", "SandboxSpec"]
+__all__ = [
+    "CommandResult",
+    "Kernel",
+    "Network",
+    "Sandbox",
+    "SandboxInfo",
+    "SandboxLimits",
+    "SandboxRuntime",
+    "SandboxSpec",
+]
 
 
 class SandboxLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -35,16 +44,28 @@ class SandboxLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     output_bytes: Annotated[int, Meta(ge=1 << 10)] = 1 << 20
 
 
+Network = Literal["none", "daemon", "host"]
+Kernel = Literal["auto", "ipython", "plain", "jupyter"]
+
+
 class SandboxSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The sandbox a task wants.
 
-    ``image`` is a root file system directory, or ``None`` for the host's ``/usr`` and this interpreter, read-only.
+    ``image`` is a root file system: a directory, a SIF file, or the name of an image in the store; ``None`` is the
+    host's ``/usr`` and this interpreter, read-only. ``network`` is ``none``, a Unix socket of the daemon and nothing
+    else (``daemon``), or the host's own where the operator allows it. ``kernel`` is what runs Python cells: IPython
+    where the sandbox has it (``auto``), one of the two by name, or the Jupyter kernel that ``jupyter_kernel`` names.
+    ``trusted`` says that what will run in there is the task's own and not a policy's: a runtime without walls takes
+    nothing else.
     """
 
     image: str | None = None
     workdir: str = "/work"
     env: dict[str, str] = {}
-    network: Literal["none"] = "none"
+    network: Network = "none"
+    kernel: Kernel = "auto"
+    jupyter_kernel: str = "python3"
+    trusted: bool = False
     limits: SandboxLimits = SandboxLimits()
 
 
