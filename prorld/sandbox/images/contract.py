@@ -37,9 +37,13 @@ class PathImages:
     async def resolve(self, name: str, *, unpacked: bool) -> Image:
         """The directory or the SIF file of this path."""
         await trio.lowlevel.checkpoint()
-        path = Path(name)
-        if path.is_absolute() and path.is_dir():
-            return Image(name=name, path=name, kind="directory")
-        if path.is_absolute() and path.is_file() and not unpacked:
-            return Image(name=name, path=name, kind="sif")
-        raise SandboxError(f"no such image: {name}", code="no_image", retryable=False)
+        kind = _kind_of(Path(name))
+        if kind is None or (kind == "sif" and unpacked):
+            raise SandboxError(f"no such image: {name}", code="no_image", retryable=False)
+        return Image(name=name, path=name, kind=kind)
+
+
+def _kind_of(path: Path) -> ImageKind | None:
+    if not path.is_absolute():
+        return None
+    return "directory" if path.is_dir() else "sif" if path.is_file() else None
