@@ -37,11 +37,12 @@ from prorld.rollout.life import World
 from prorld.rollout.looks import Looks
 from prorld.rollout.supervisor import Supervisor, SupervisorLimits
 from prorld.sandbox import reaper
-from prorld.sandbox.bubblewrap import BubblewrapRuntime
 from prorld.sandbox.contract import SandboxRuntime
+from prorld.sandbox.kinds import DEFAULT as DEFAULT_RUNTIME
+from prorld.sandbox.kinds import KINDS, WallSettings, make_wall
 from prorld.sandbox.probe import check_bubblewrap
-from prorld.sandbox.registry import OWN as OWN_RUNTIME
 from prorld.sandbox.registry import SandboxHost, run_runtime, runtime_factory
+from prorld.sandbox.runtime import Runtime
 from prorld.sandbox.warden_client import Warden, run_warden
 from prorld.store.policy_file import PolicyFile
 
@@ -107,9 +108,11 @@ async def start_sandboxes(
     if user is not None:
         log.warning("daemon.root", sandboxes_run_as=config.sandbox.user, uid=user[0])
     with trio.fail_after(config.timeouts.boot_s):
-        warden = await core.start(partial(run_warden, user=user), name="warden")
-        lacking = await check_bubblewrap(user=user) if config.sandbox.runtime == OWN_RUNTIME else None
-    host = SandboxHost(runtime_dir=scratch_dir(loaded), boot_id=boot_id, user=user)
+        scratch = scratch_dir(loaded)
+        scratch.mkdir(parents=True, exist_ok=True)
+        warden = await core.start(partial(run_warden, user=user, exposed=[str(scratch)]), name="warden")
+        lacking = await check_bubblewrap(user=user) if config.sandbox.runtime == DEFAULT_RUNTIME else None
+    host = SandboxHost(runtime_dir=scratch, boot_id=boot_id, user=user)
     await _reap(host, lane)
     runtime = await _runtime(config, core, warden, host, hide)
     return Sandboxes(warden=warden, runtime=runtime, lacking=lacking, is_root=user is not None)
@@ -124,8 +127,14 @@ async def _reap(host: SandboxHost, lane: Lane) -> None:
 async def _runtime(
     config: Config, core: trio.Nursery, warden: Warden, host: SandboxHost, hide: Sequence[str]
 ) -> SandboxRuntime:
-    if config.sandbox.runtime == OWN_RUNTIME:
-        return BubblewrapRuntime(warden, runtime_dir=host.runtime_dir, boot_id=host.boot_id, hide=hide)
+    chosen = config.sandbox
+    if chosen.runtime in KINDS:
+        settings = WallSettings(
+            hide=hide, socket_dir=None if chosen.socket_dir is None else Path(chosen.socket_dir),
+            host_network=chosen.host_network, apptainer=chosen.apptainer, allow_unisolated=chosen.allow_unisolated,
+        )  # fmt: skip
+        wall = make_wall(chosen.runtime, settings)
+        return Runtime(wall, warden, runtime_dir=host.runtime_dir, boot_id=host.boot_id, default_image=chosen.image)
     factory = runtime_factory(config.sandbox.runtime)
     with trio.fail_after(config.timeouts.boot_s):
         runtime: SandboxRuntime = await core.start(partial(run_runtime, factory, host), name="sandbox runtime")

@@ -12,9 +12,10 @@ import trio
 
 from prorld.errors import SandboxError
 from prorld.ops.users import sandbox_user
-from prorld.sandbox.bubblewrap import BubblewrapRuntime
+from prorld.sandbox.bubblewrap import Bubblewrap
 from prorld.sandbox.contract import SandboxRuntime
 from prorld.sandbox.probe import check_bubblewrap
+from prorld.sandbox.runtime import Runtime
 from prorld.sandbox.warden_client import Warden, run_warden
 from prorld.testing.fake_sandbox import FakeRuntime
 
@@ -38,5 +39,5 @@ async def open_runtime(kind: str) -> AsyncIterator[SandboxRuntime]:
     with tempfile.TemporaryDirectory(prefix="prorld-try-") as place:
         async with trio.open_nursery() as nursery:
             warden: Warden = await nursery.start(partial(run_warden, user=user), name="warden")
-            yield BubblewrapRuntime(warden, runtime_dir=Path(place), boot_id="try")
+            yield Runtime(Bubblewrap(), warden, runtime_dir=Path(place), boot_id="try")
             nursery.cancel_scope.cancel("the command is over")

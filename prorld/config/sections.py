@@ -135,9 +135,27 @@ class Sandbox(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         str,
         Meta(
             pattern=r"^[a-z][a-z0-9_-]{0,63}$",
-            description="What makes sandboxes: `bubblewrap`, or a plugin's runtime by its name.",
+            description="What makes sandboxes: `bubblewrap`, `apptainer`, `local`, or a plugin's runtime by its name.",
         ),
     ] = "bubblewrap"
+    image: Annotated[
+        str | None,
+        Meta(description="Image of tasks that name none; unset: the host's own programs, read-only, under bubblewrap."),
+    ] = None
+    apptainer: Annotated[
+        str | None,
+        Meta(description="Apptainer's program, or Singularity's; unset: $PRORLD_APPTAINER, else the one on PATH."),
+    ] = None
+    host_network: Annotated[
+        bool, Meta(description="Let tasks ask for the host's network; engines and trainers are on it.")
+    ] = False
+    socket_dir: Annotated[
+        str | None,
+        Meta(description="Directory of the one socket, daemon.sock, that tasks with network `daemon` can reach."),
+    ] = None
+    allow_unisolated: Annotated[
+        bool, Meta(description="Let the `local` runtime, which has no walls, run what a policy wrote.")
+    ] = False
     user: Annotated[
         str,
         Meta(min_length=1, description="User name or uid that sandboxes run as when the daemon is root; never root."),

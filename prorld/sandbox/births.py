@@ -21,6 +21,7 @@ import termios
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NoReturn
 
 from ptyprocess import PtyProcess
@@ -31,7 +32,6 @@ __all__ = [
     "BIRTH_SECONDS",
     "CONTROL_FD",
     "DATA_FD",
-    "INFO_FD",
     "BadRequestError",
     "Birth",
     "Wish",
@@ -42,8 +42,7 @@ __all__ = [
 ]
 
 CONTROL_FD = 9  # the child's end of its control socket
-INFO_FD = 10  # where bubblewrap writes the pid of the sandbox's first process
-DATA_FD = 11  # the first of the descriptors that hold ``data``
+DATA_FD = 10  # the first of the descriptors that hold ``data``
 MAX_DATA = 16
 BIRTH_SECONDS = 2.0
 _REPORT_BYTES_MAX = 1 << 12
@@ -57,6 +56,16 @@ class BadRequestError(Exception):
 
 
 @dataclass(kw_only=True)
+class Furniture:
+    """What is put into a sandbox from within, with privileges that nothing in it ever has."""
+
+    tmpfs: list[tuple[str, str]] = field(default_factory=list)  # where, and the mount options
+    directories: list[str] = field(default_factory=list)
+    read_only: list[str] = field(default_factory=list)
+    seal: bool = False  # no more namespaces of users in there
+
+
+@dataclass(kw_only=True)
 class Wish:
     """A decoded request for a child."""
 
@@ -65,7 +74,11 @@ class Wish:
     env: dict[str, str]
     cwd: str = "/"
     data: list[bytes] = field(default_factory=list)
+    helpers: bool = False
+    marker: str = ""
     enter: int | None = None
+    share_network: bool = False
+    furnish: Furniture = field(default_factory=Furniture)
     limits: dict[str, int] = field(default_factory=dict)
     filter: bytes = b""
 
@@ -73,20 +86,18 @@ class Wish:
 class Birth:
     """A child on its way to its program. It owns its descriptors until ``close``."""
 
-    def __init__(self, wish: Wish, *, pid: int, report: int, master: int, control: int, info: int | None) -> None:
-        self.id = wish.id
-        self.inside = wish.enter is not None
+    def __init__(self, wish: Wish, *, pid: int, report: int, master: int, control: int) -> None:
+        self.wish = wish
         self.report = report
         self.master = master
         self.control = control
-        self.info = info
         self.pid = -1
         self.why = ""
         self.deadline = time.monotonic() + BIRTH_SECONDS
         self._said = b""
         self._held: list[int] = []
         self._hold(pid)
-        if not self.inside:
+        if wish.enter is None:
             self.pid = pid
 
     def hear(self) -> bool:
@@ -114,7 +125,7 @@ class Birth:
                 signal.pidfd_send_signal(held, signal.SIGKILL)
 
     def close(self) -> None:
-        """Close what it still owns; ``info`` goes to the child that it has become."""
+        """Close what it still owns."""
         for descriptor in (self.report, self.master, self.control, *self._held):
             os.close(descriptor)
 
@@ -124,24 +135,20 @@ class Birth:
 
 
 def begin_outside(wish: Wish) -> Birth:
-    """Begin a child beside the warden; ``data`` are contents that it finds on descriptors."""
+    """Begin a child beside the warden, under its limits where it has any; ``data`` are contents on descriptors."""
 
     def become(_: int) -> NoReturn:
         be_the_first_to_go()
         restore_signals()
         os.chdir(wish.cwd)
+        if wish.limits:
+            lower_limits(wish.limits)
         _execute(wish)
 
     with contextlib.ExitStack() as stack:
-        info, far_info = os.pipe()
-        stack.callback(os.close, info)
-        os.set_blocking(info, False)
-        _put(far_info, INFO_FD, stack)
         for number, content in enumerate(wish.data, DATA_FD):
             _put(_memory_file(content), number, stack)
-        birth = _begin(wish, become, [INFO_FD, *range(DATA_FD, DATA_FD + len(wish.data))], info)
-        birth.info = os.dup(info)
-        return birth
+        return _begin(wish, become, list(range(DATA_FD, DATA_FD + len(wish.data))))
 
 
 def begin_inside(wish: Wish, first: int, libc: Libc) -> Birth:
@@ -153,8 +160,9 @@ def begin_inside(wish: Wish, first: int, libc: Libc) -> Birth:
     def become(report: int) -> NoReturn:
         be_the_first_to_go()
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # giving the tty up hangs up on its foreground group: on us
-        libc.join_namespaces(first)
+        libc.join_namespaces(first, network=not wish.share_network)
         fcntl.ioctl(0, termios.TIOCNOTTY)
+        _furnish(wish.furnish, libc)
         libc.give_up_privileges(wish.filter)
         restore_signals()
         os.chdir(wish.cwd)
@@ -168,13 +176,28 @@ def begin_inside(wish: Wish, first: int, libc: Libc) -> Birth:
         os.close(first)
         _execute(wish)
 
-    return _begin(wish, become, [first], None)
+    return _begin(wish, become, [first])
 
 
-def _begin(wish: Wish, become: Callable[[int], NoReturn], keep: list[int], info: int | None) -> Birth:
+def _furnish(furniture: Furniture, libc: Libc) -> None:
+    """Everything here happens before the first program of the sandbox's user; what lies there is the image's."""
+    if furniture.seal:
+        Path("/proc/sys/user/max_user_namespaces").write_text("0")
+    for where, options in furniture.tmpfs:
+        Path(where).mkdir(mode=0o755, parents=True, exist_ok=True)
+        libc.mount_tmpfs(where, options)
+    for where in furniture.directories:
+        Path(where).mkdir(mode=0o755, parents=True, exist_ok=True)
+    for where in furniture.read_only:
+        libc.remount_read_only(where)
+
+
+def _begin(wish: Wish, become: Callable[[int], NoReturn], keep: list[int]) -> Birth:
     with contextlib.ExitStack() as stack:
         near, far = socket.socketpair()
         stack.enter_context(near)
+        # The kernel then says which process the first bytes come from: that is how a sandbox's first process is known.
+        near.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         _put(far.detach(), CONTROL_FD, stack)
         report, tell = os.pipe()
         stack.callback(os.close, tell)
@@ -183,7 +206,7 @@ def _begin(wish: Wish, become: Callable[[int], NoReturn], keep: list[int], info:
             os.set_blocking(report, False)
             pid, master = _pty_spawn(lambda: _be_born(become, tell, [CONTROL_FD, *keep]), [CONTROL_FD, *keep, tell])
             failing.pop_all()
-        return Birth(wish, pid=pid, report=report, master=master, control=near.detach(), info=info)
+        return Birth(wish, pid=pid, report=report, master=master, control=near.detach())
 
 
 def _be_born(become: Callable[[int], NoReturn], tell: int, keep: list[int]) -> NoReturn:
@@ -237,7 +260,11 @@ def decode_wish(message: dict[str, Any]) -> Wish:
             env={str(name): str(value) for name, value in message["env"].items()},
             cwd=str(message["cwd"]),
             data=[base64.b64decode(text, validate=True) for text in message["data"]],
+            helpers=bool(message["helpers"]),
+            marker=str(message["marker"]),
             enter=None if message["enter"] is None else int(message["enter"]),
+            share_network=bool(message["share_network"]),
+            furnish=_decode_furniture(message["furnish"]),
             limits={str(name): int(value) for name, value in message["limits"].items()},
             filter=base64.b64decode(message["filter"], validate=True),
         )
@@ -246,6 +273,15 @@ def decode_wish(message: dict[str, Any]) -> Wish:
     if not wish.argv or len(wish.data) > MAX_DATA or not wish.limits.keys() <= LIMITS.keys():
         raise BadRequestError("request out of bounds")
     return wish
+
+
+def _decode_furniture(message: dict[str, Any]) -> Furniture:
+    return Furniture(
+        tmpfs=[(str(where), str(options)) for where, options in message.get("tmpfs", [])],
+        directories=[str(where) for where in message.get("directories", [])],
+        read_only=[str(where) for where in message.get("read_only", [])],
+        seal=bool(message.get("seal", False)),
+    )
 
 
 def keep_numbers_free() -> None:

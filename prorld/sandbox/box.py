@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import closing
 from functools import partial
 from typing import Literal, TypeVar
 
@@ -14,10 +15,12 @@ from prorld.sandbox.bash import BashDialect
 from prorld.sandbox.contract import CommandResult, SandboxInfo, SandboxSpec
 from prorld.sandbox.files import Files
 from prorld.sandbox.link import Child
-from prorld.sandbox.memory import glance, held_bytes, process_tree, resident_bytes
+from prorld.sandbox.memory import process_tree, resident_bytes
 from prorld.sandbox.python_session import PythonDialect
 from prorld.sandbox.session import Session, keep_empty
+from prorld.sandbox.wall import Build
 from prorld.sandbox.warden_client import Warden
+from prorld.sandbox.watchdog import over_disk, over_memory
 
 __all__ = ["Box"]
 
@@ -42,14 +45,10 @@ _ENVIRONMENT = {
 }
 # A file transfer must get through while the sandbox's own processes have used up their number.
 _SPARE_PROCESSES = 16
-SCRATCH = ("/tmp", "/dev/shm")  # noqa: S108 - of the sandbox; in memory, as the working directory is without an image
-MEMORY_LOOK_SECONDS = 1.0
 
 
 class Box:
-    """One sandbox. Its runtime calls ``hold``, ``furnish``, ``mind_memory`` and ``end``; everybody else the methods of
-    ``Sandbox``.
-    """
+    """One sandbox. Its runtime calls ``hold``, ``furnish``, ``mind`` and ``end``; others what ``Sandbox`` has."""
 
     def __init__(
         self,
@@ -58,7 +57,6 @@ class Box:
         *,
         sandbox_id: str,
         job_id: str,
-        env: Mapping[str, str],
         seccomp: bytes,
     ) -> None:
         self.spec = spec
@@ -66,7 +64,7 @@ class Box:
         self.job_id = job_id
         self.workdir = spec.workdir
         self._warden = warden
-        self._env = {**_ENVIRONMENT, **env}
+        self._build: Build | None = None
         self._seccomp = seccomp
         self._limits = {
             name: getattr(spec.limits, name) for name in ("memory_bytes", "processes", "open_files", "file_bytes")
@@ -76,16 +74,21 @@ class Box:
         self._holder: Child | None = None
         self._bash: Session | None = None
         self._python: Session | None = None
-        self._out_of_memory = ""
+        self._failure: SandboxError | None = None
         self._files = Files(self._spawn_helper, spec.workdir)
 
-    def hold(self, holder: Child) -> None:
+    def hold(self, holder: Child, build: Build) -> None:
         """Own the sandbox's outermost process from here on."""
-        self._holder = holder
+        self._holder, self._build = holder, build
+        self.workdir = build.workdir
+        self._files = Files(self._spawn_helper, build.workdir)
 
-    async def furnish(self, holder: Child, nursery: trio.Nursery) -> None:
+    async def furnish(self, nursery: trio.Nursery) -> None:
         """Bring the shell up. ``nursery`` lasts as long as the sandbox; the interpreter comes when it is asked for."""
+        holder, build = await self._check_up(), self._made
         nursery.start_soon(keep_empty, holder.tty, name=f"tty of {self.sandbox_id}")
+        if build.furnish:
+            await self._put_furniture(build)
         make = partial(
             Session, self._spawn, nursery=nursery, output_bytes=self.spec.limits.output_bytes, workdir=self.workdir
         )
@@ -94,27 +97,38 @@ class Box:
         await self._bash.start()
         self._state = "up"
 
-    async def mind_memory(self, lane: Lane) -> None:
-        """End the sandbox when all of it together holds more than its limit."""
-        holder, limit = self._holder, self.spec.limits.memory_bytes
-        assert holder is not None
-        scratch = [*SCRATCH, *([] if self.spec.image else [self.workdir])]
-        held: int | None = 0
-        while held is None or held <= limit:
-            await trio.sleep(MEMORY_LOOK_SECONDS)
-            held = glance(holder.pid, self._sessions(), scratch)
-            if held is None or held > limit:
-                held = await lane.run(held_bytes, holder.pid, self._sessions(), scratch)
-        self._out_of_memory = f"sandbox {self.sandbox_id} held {held} bytes of memory, {limit} are its limit"
+    async def _put_furniture(self, build: Build) -> None:
+        argv = ("/bin/bash", "--norc", "--noprofile", "-c", ":")
+        child = await self._enter(argv, {}, {}, furnish=build.furnish)
+        with closing(child):
+            if await child.wait() != 0:
+                raise SandboxError(f"sandbox {self.sandbox_id} could not be furnished")
+
+    async def mind(self, lane: Lane) -> None:
+        """End the sandbox when all of it together holds more memory or more of the disk than its limits."""
+        holder, build = await self._check_up(), self._made
+        limits = self.spec.limits
+        async with trio.open_nursery() as nursery:
+
+            async def until(over: Callable[[], Awaitable[tuple[int, int]]], code: str, what: str) -> None:
+                held, limit = await over()
+                words = f"sandbox {self.sandbox_id} held {held} bytes of {what}, {limit} are its limit"
+                self._failure = self._failure or SandboxError(words, code=code, retryable=False)
+                nursery.cancel_scope.cancel(f"the sandbox holds too much {what}")
+
+            roots = partial(self._roots, holder)
+            memory = partial(over_memory, lane, roots, build.scratch, limits.memory_bytes)
+            nursery.start_soon(until, memory, "sandbox_out_of_memory", "memory")
+            if build.on_disk:
+                disk = partial(over_disk, lane, build.on_disk, limits.disk_bytes)
+                nursery.start_soon(until, disk, "sandbox_out_of_disk", "disk")
         self.leave()
         await holder.end()
 
     @property
     def failure(self) -> SandboxError | None:
         """Why it was ended, where that was not its user's wish."""
-        if not self._out_of_memory:
-            return None
-        return SandboxError(self._out_of_memory, code="sandbox_out_of_memory", retryable=False)
+        return self._failure
 
     def leave(self) -> None:
         """Take no calls from here on: the nursery that ``furnish`` was given is about to end."""
@@ -179,16 +193,43 @@ class Box:
             raise self.failure or SandboxError(f"sandbox {self.sandbox_id} is gone")
         return self._holder
 
+    @property
+    def _made(self) -> Build:
+        assert self._build is not None
+        return self._build
+
     async def _spawn(self, argv: Sequence[str]) -> Child:
-        return await self._enter(argv, self._env, self._limits)
+        return await self._enter(argv, {**_ENVIRONMENT, **self._made.session_env}, self._limits)
 
     async def _spawn_helper(self, argv: Sequence[str]) -> Child:
         limits = {**self._limits, "processes": self._limits["processes"] + _SPARE_PROCESSES}
-        return await self._enter(argv, {"PATH": self._env["PATH"], "LANG": "C.UTF-8"}, limits)
+        return await self._enter(argv, {"PATH": self._made.session_env["PATH"], "LANG": "C.UTF-8"}, limits)
 
-    async def _enter(self, argv: Sequence[str], env: Mapping[str, str], limits: Mapping[str, int]) -> Child:
-        holder = await self._check_up()
-        child = await self._warden.spawn(argv, env=env, enter=holder, limits=limits, seccomp=self._seccomp)
+    async def _enter(
+        self,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        limits: Mapping[str, int],
+        *,
+        furnish: Mapping[str, object] | None = None,
+    ) -> Child:
+        holder, build = await self._check_up(), self._made
+        if build.has_namespaces:
+            shared = self.spec.network == "host"
+            child = await self._warden.spawn(
+                argv,
+                env=env,
+                enter=holder,
+                share_network=shared,
+                furnish=furnish,
+                limits=limits,
+                seccomp=self._seccomp,
+            )
+        else:
+            # The limit of processes would count those of all sandboxes, and of whatever else this user runs.
+            beside = {name: value for name, value in limits.items() if name != "processes"}
+            marked = {**env, **dict([build.marker.split("=", 1)])}
+            child = await self._warden.spawn(argv, env=marked, cwd=build.workdir, limits=beside)
         if self._state == "closing":
             child.close()
             await self._check_up()
@@ -198,7 +239,11 @@ class Box:
         pids = [session.pid for session in (self._bash, self._python) if session is not None]
         return [pid for pid in pids if pid is not None]
 
+    def _roots(self, holder: Child) -> list[int]:
+        """The processes that all others of the sandbox are below; the first is in its own file systems."""
+        return [holder.first or holder.pid, *self._sessions()]
+
     def _rss_bytes(self) -> int:
         """A sample: the resident pages of its processes, those it shares counted for each."""
-        holder = [] if self._holder is None else [self._holder.pid]
-        return resident_bytes(process_tree([*holder, *self._sessions()]) or [])
+        roots = [] if self._holder is None else self._roots(self._holder)
+        return resident_bytes(process_tree(roots) or [])

@@ -32,8 +32,9 @@ class SandboxLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     together, shared memory included, it is looked after about once a second: a sandbox that holds more then is ended
     with the code ``sandbox_out_of_memory``. In between it can hold more, as much as it can touch in that time; it is
     the first that the kernel takes when the host runs out. Buffers in the kernel, those of pipes and sockets, are not
-    counted. Sandboxes run as one user of the host, and so share what it limits for a user: inotify instances, and
-    descriptors on their way in sockets. One that uses these up harms the others in that alone.
+    counted. What a sandbox writes to its image's overlay on disk is looked after in the same way, with ``disk_bytes``
+    and the code ``sandbox_out_of_disk``. Sandboxes run as one user of the host, and so share what it limits for a user:
+    inotify instances, and descriptors on their way in sockets. One that uses these up harms the others in that alone.
     """
 
     memory_bytes: Annotated[int, Meta(ge=16 << 20)] = 2 << 30
@@ -41,6 +42,7 @@ class SandboxLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     open_files: Annotated[int, Meta(ge=32)] = 1024
     file_bytes: Annotated[int, Meta(ge=1 << 10)] = 1 << 30
     scratch_bytes: Annotated[int, Meta(ge=1 << 20)] = 512 << 20
+    disk_bytes: Annotated[int, Meta(ge=1 << 20)] = 8 << 30
     output_bytes: Annotated[int, Meta(ge=1 << 10)] = 1 << 20
 
 
@@ -52,9 +54,10 @@ class SandboxSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """The sandbox a task wants.
 
     ``image`` is a root file system: a directory, a SIF file, or the name of an image in the store; ``None`` is the
-    host's ``/usr`` and this interpreter, read-only. ``network`` is ``none``, a Unix socket of the daemon and nothing
-    else (``daemon``), or the host's own where the operator allows it. ``kernel`` is what runs Python cells: IPython
-    where the sandbox has it (``auto``), one of the two by name, or the Jupyter kernel that ``jupyter_kernel`` names.
+    operator's choice, or the host's ``/usr`` and this interpreter, read-only. ``network`` is ``none``, a Unix socket of
+    the daemon and nothing else (``daemon``), or the host's own where the operator allows it. ``kernel`` is what runs
+    Python cells: IPython where the sandbox has it (``auto``), one of the two by name, or the Jupyter kernel that
+    ``jupyter_kernel`` names.
     ``trusted`` says that what will run in there is the task's own and not a policy's: a runtime without walls takes
     nothing else.
     """

@@ -10,15 +10,19 @@ import json
 import os
 import signal
 import socket
+import struct
 from array import array
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from functools import partial
 from typing import Literal
 
 import msgspec
 import trio
 
 from prorld.errors import SandboxError
+from prorld.kit.lanes import Lane
+from prorld.sandbox.families import end_left, started
 from prorld.sandbox.warden import MAX_MESSAGE
 
 __all__ = ["Child", "Event", "Link", "receive"]
@@ -28,6 +32,8 @@ PING_SECONDS = 5.0
 PONG_SECONDS = 10.0
 _PINGS = 20  # sent for one answer, over PONG_SECONDS: a daemon that was held up itself still hears it
 _KILL_AGAIN_SECONDS = 0.2
+BURY_SECONDS = 2.0
+_CREDENTIALS = struct.Struct("iII")  # pid, uid, gid
 _DESCRIPTORS = 2  # that come with a spawned child
 
 
@@ -47,6 +53,9 @@ class Child:
     def __init__(self, link: Link, number: int, pid: int, master: int, control: socket.socket) -> None:
         control.setblocking(False)
         self.pid = pid
+        self.begun = started(pid)
+        self.marker = ""
+        self.first: int | None = None
         self.tty = trio.lowlevel.FdStream(master)
         self.control = trio.socket.from_stdlib_socket(control)
         self.exit_code: int | None = None
@@ -70,6 +79,25 @@ class Child:
         """Its exit code, negative for a signal; -9 where the warden died with it."""
         await self._exited.wait()
         return -signal.SIGKILL if self.exit_code is None else self.exit_code
+
+    async def greeting(self, word: bytes) -> bool:
+        """Wait until its first process says that it is there, and have the warden know which one that is.
+
+        The kernel says who speaks, so nothing else can pass for it.
+        """
+        room = socket.CMSG_SPACE(_CREDENTIALS.size)
+        try:
+            said, ancillary, _, _ = await self.control.recvmsg(len(word), room)
+            self.control.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 0)
+        except OSError:
+            return False
+        for level, kind, content in ancillary:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS) and len(content) == _CREDENTIALS.size:
+                self.first = _CREDENTIALS.unpack(content)[0]
+        if said != word or not self.first:
+            return False
+        await self._link.name_first(self._number, self.first)
+        return True
 
     def interrupt(self, number: signal.Signals) -> None:
         """Signal what is in the foreground on its tty: works from outside of its pid namespace."""
@@ -124,6 +152,7 @@ class Link:
     """The socket to one warden process, and what is known of its children."""
 
     def __init__(self, raw: socket.socket, sock: trio.socket.SocketType) -> None:
+        self._lane = Lane("warden's leftovers", 1)
         self._raw = raw
         self._sock = sock
         self._sending = trio.Lock()
@@ -158,7 +187,12 @@ class Link:
                 await trio.lowlevel.checkpoint_if_cancelled()
                 raise SandboxError(f"the warden refused to start a process: {request.why}")
             stack.pop_all()
+            request.child.marker = str(wish["marker"])
             return request.child
+
+    async def name_first(self, number: int, pid: int) -> None:
+        """Say which process is the first in a child's pid namespace."""
+        await self._send(json.dumps({"op": "first", "id": number, "pid": pid}).encode())
 
     def _abandon(self, number: int, request: _Request) -> None:
         self._requests.pop(number, None)
@@ -197,19 +231,24 @@ class Link:
 
     async def listen(self) -> None:
         """Hear the warden out, until it is gone."""
-        try:
-            while True:
-                event, descriptors = await receive(self._sock)
-                if event is None:
-                    return
-                self._hear(event, descriptors)
-        finally:
-            self._dead = True
-            for request in self._requests.values():
-                request.why = "it is gone"
-                request.answered.set()
-            for child in self._children.values():
-                child.ended(None)
+        while True:
+            event, descriptors = await receive(self._sock)
+            if event is None:
+                return
+            self._hear(event, descriptors)
+
+    async def bury(self) -> None:
+        """The warden is gone: end what it has left, then tell everybody who waits. The caller bounds the wait."""
+        self._dead = True
+        for request in self._requests.values():
+            request.why = "it is gone"
+            request.answered.set()
+        left = [(child.pid, child.begun) for child in self._children.values() if child.begun is not None]
+        markers = {child.marker for child in self._children.values()}
+        if left:
+            await self._lane.run(partial(end_left, left, markers, seconds=BURY_SECONDS))
+        for child in self._children.values():
+            child.ended(None)
 
     def _hear(self, event: Event, descriptors: list[int]) -> None:
         if event.op == "pong":

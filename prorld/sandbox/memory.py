@@ -19,19 +19,20 @@ _SHORT_BYTES = 2048
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
-def glance(holder: int, sessions: Iterable[int], scratch: Sequence[str]) -> int | None:
-    """The most that a sandbox can hold; ``None`` where it has too many processes to be asked on the way."""
-    roots = [*_children(holder), *sessions]
+def glance(roots: Sequence[int], scratch: Sequence[str]) -> int | None:
+    """The most that a sandbox can hold; ``None`` where it has too many processes to be asked on the way.
+
+    ``roots`` are the processes that all others of it are below, its first process first.
+    """
     pids = process_tree(roots, at_most=FEW)
     return None if pids is None else resident_bytes(pids) + _scratch_bytes(roots, scratch)
 
 
-def held_bytes(holder: int, sessions: Iterable[int], scratch: Sequence[str]) -> int:
+def held_bytes(roots: Sequence[int], scratch: Sequence[str]) -> int:
     """What a sandbox holds, what is shared counted once. Pages of files on disk are left out: they can be taken back.
 
     ``scratch`` are its directories in memory.
     """
-    roots = [*_children(holder), *sessions]
     files = _scratch_bytes(roots, scratch)
     private = shared = 0
     for pid in process_tree(roots, at_most=TREE_MAX) or []:

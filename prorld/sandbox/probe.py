@@ -8,8 +8,9 @@ from pathlib import Path
 import trio
 
 from prorld.errors import ProrldError, SandboxError, chain, leaves
-from prorld.sandbox.bubblewrap import BubblewrapRuntime
+from prorld.sandbox.bubblewrap import Bubblewrap
 from prorld.sandbox.contract import Sandbox, SandboxSpec
+from prorld.sandbox.runtime import Runtime
 from prorld.sandbox.warden_client import Warden, run_warden
 
 __all__ = ["check_bubblewrap"]
@@ -51,7 +52,7 @@ async def _try_one(user: tuple[int, int] | None) -> None:
     # Small and short-lived; in a thread it would need clean-up of its own against cancellation.
     with tempfile.TemporaryDirectory(prefix="prorld-probe-") as place:
         async with trio.open_nursery() as nursery:
-            runtime = BubblewrapRuntime(await nursery.start(warden), runtime_dir=Path(place), boot_id="probe")
+            runtime = Runtime(Bubblewrap(), await nursery.start(warden), runtime_dir=Path(place), boot_id="probe")
             made: Sandbox = await nursery.start(sandbox)
             result = await made.bash("echo works", limit_s=10.0)
             if result.output != b"works\n":

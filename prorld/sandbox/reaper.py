@@ -11,9 +11,9 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import signal
 import stat
 import tempfile
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,11 +21,14 @@ import msgspec
 import structlog
 from structlog.typing import FilteringBoundLogger
 
+from prorld.sandbox.families import end_left, started
+
 __all__ = ["Reaped", "make_place", "name_process", "reap", "remove_boot", "remove_place"]
 
 log: FilteringBoundLogger = structlog.get_logger()
 
 _SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+END_SECONDS = 2.0
 _OWNER, _PROCESS = "owner", "process"
 
 
@@ -49,11 +52,13 @@ def make_place(runtime_dir: Path, boot_id: str, sandbox_id: str) -> Path:
     return place
 
 
-def name_process(place: Path, pid: int) -> None:
-    """Put a sandbox's outermost process on record."""
-    started = _started(pid)
-    if started is not None:
-        (place / _PROCESS).write_text(f"{pid} {started}")
+def name_process(place: Path, pid: int, marker: str = "") -> None:
+    """Put a sandbox's outermost process on record, and the mark that all of its processes carry, where they do."""
+    begun = started(pid)
+    if begun is not None:
+        fresh = place / f".{_PROCESS}"
+        fresh.write_text(f"{pid} {begun} {_machine_boot()} {marker}\n")
+        fresh.rename(place / _PROCESS)
 
 
 def remove_place(place: Path) -> None:
@@ -92,10 +97,7 @@ def reap(runtime_dir: Path, *, boot_id: str) -> Reaped:
             continue
         places = [place for place in boot.iterdir() if _is_ours(place)]
         directories += len(places)
-        for left in filter(None, (_alive(place / _PROCESS) for place in places)):
-            with suppress(ProcessLookupError):
-                os.kill(left, signal.SIGKILL)
-                processes += 1
+        processes += _end_processes(places)
         remove_boot(runtime_dir, boot.name)
     return Reaped(directories=directories, processes=processes)
 
@@ -114,26 +116,36 @@ def _make_boot(boot: Path) -> None:
     boot.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
     fresh = Path(tempfile.mkdtemp(prefix=".", dir=boot.parent))
     fresh.chmod(0o711)
-    (fresh / _OWNER).write_text(f"{os.getpid()} {_started(os.getpid())}")
+    (fresh / _OWNER).write_text(f"{os.getpid()} {started(os.getpid())}")
     try:
         fresh.rename(boot)
     except OSError:  # another thread was faster
         shutil.rmtree(fresh, ignore_errors=True)
 
 
+def _end_processes(places: Sequence[Path]) -> int:
+    """End what still runs of these sandboxes: the recorded processes, their sessions, and what carries their mark."""
+    left: list[tuple[int, int]] = []
+    markers: list[str] = []
+    for place in places:
+        with suppress(OSError, ValueError):
+            pid, begun, boot, marker = (place / _PROCESS).read_text().removesuffix("\n").split(" ", 3)
+            # After a restart of the machine the numbers are other people's, and nothing is left.
+            if boot == _machine_boot():
+                left.append((int(pid), int(begun)))
+                markers.append(marker)
+    return end_left(left, markers, seconds=END_SECONDS) if left else 0
+
+
+def _machine_boot() -> str:
+    """What the kernel calls the time since the machine was started."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
 def _alive(record: Path) -> int | None:
     """The recorded process, if it is the one that runs under this pid now."""
     try:
-        pid, started = (int(word) for word in record.read_text().split())
+        pid, begun = (int(word) for word in record.read_text().split())
     except (OSError, ValueError):
         return None
-    return pid if _started(pid) == started else None
-
-
-def _started(pid: int) -> int | None:
-    """When a process was started, in clock ticks since the boot of the machine."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-        return None if fields[0] == "Z" else int(fields[19])
-    except (OSError, ValueError, IndexError):
-        return None
+    return pid if started(pid) == begun else None

@@ -18,11 +18,11 @@ import trio
 from prorld.errors import ConfigError, chain
 from prorld.kit.entry_points import load_parts
 from prorld.sandbox.contract import SandboxRuntime
+from prorld.sandbox.kinds import KINDS
 
-__all__ = ["GROUP", "OWN", "RuntimeFactory", "SandboxHost", "run_runtime", "runtime_factory"]
+__all__ = ["GROUP", "RuntimeFactory", "SandboxHost", "run_runtime", "runtime_factory"]
 
 GROUP = "prorld.sandboxes"
-OWN = "bubblewrap"
 
 
 class SandboxHost(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,7 +41,7 @@ def runtime_factory(name: str, *, found: Iterable[EntryPoint] | None = None) -> 
     parts = load_parts(GROUP, _sound, found=found)
     part = parts.get(name)
     if part is None:
-        there = ", ".join([OWN, *parts])
+        there = ", ".join([*KINDS, *parts])
         raise ConfigError(f"sandbox.runtime: there is no runtime {name}; there is {there}")
     if part.value is None:
         raise ConfigError(f"sandbox.runtime: {name} of {part.distribution} can't be used: {part.error}")
@@ -49,7 +49,7 @@ def runtime_factory(name: str, *, found: Iterable[EntryPoint] | None = None) -> 
 
 
 def _sound(name: str, value: object) -> RuntimeFactory:
-    if name == OWN:
+    if name in KINDS:
         raise ConfigError(f"prorld has a runtime {name} of its own")
     if not callable(value):
         raise ConfigError(f"what {name} loads to can't be called")

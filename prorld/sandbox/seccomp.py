@@ -86,6 +86,9 @@ _NUMBERS = {
 # used as locks.
 _SHMGET = {"x86_64": 29, "aarch64": 194}
 SHARED_SEGMENT_BYTES_MAX = 1 << 16
+# A namespace of users could also come with a fork.
+_CLONE = {"x86_64": 56, "aarch64": 220}
+_CLONE_NEWUSER = 0x10000000
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 # Answered as a kernel would that does not have them, since programs know what to do then. A C library falls back to
 # clone only on ENOSYS; with EPERM no thread could be started. Files without a name are memory that no limit counts.
@@ -95,8 +98,8 @@ ABSENT = {
 }
 _X32_BIT = 0x40000000
 
-_LOAD_WORD, _JUMP_EQUAL, _JUMP_AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06
-_OFFSET_NUMBER, _OFFSET_ARCH, _OFFSET_SECOND = 0, 4, 24
+_LOAD_WORD, _JUMP_EQUAL, _JUMP_AT_LEAST, _JUMP_IF_SET, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+_OFFSET_NUMBER, _OFFSET_ARCH, _OFFSET_FIRST, _OFFSET_SECOND = 0, 4, 16, 24
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 
 DENIED = {architecture: {**numbers, **_NEW_NUMBERS} for architecture, numbers in _NUMBERS.items()}
@@ -126,6 +129,13 @@ def assemble(architecture: str | None = None) -> bytes:
         _instruction(_JUMP_AT_LEAST, SHARED_SEGMENT_BYTES_MAX, 1, 0),
         _instruction(_RETURN, _ALLOW),
         _instruction(_RETURN, _ERRNO | errno.ENOMEM),
+    ]
+    program += [
+        _instruction(_JUMP_EQUAL, _CLONE[architecture], 0, 4),
+        _instruction(_LOAD_WORD, _OFFSET_FIRST),
+        _instruction(_JUMP_IF_SET, _CLONE_NEWUSER, 0, 1),
+        _instruction(_RETURN, _ERRNO | errno.EPERM),
+        _instruction(_RETURN, _ALLOW),
     ]
     program += [_instruction(_JUMP_EQUAL, number, len(denied) - i, 0) for i, number in enumerate(denied)]
     program += [_instruction(_RETURN, _ALLOW), _instruction(_RETURN, _ERRNO | errno.EPERM)]

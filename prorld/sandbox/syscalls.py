@@ -39,9 +39,11 @@ _PR_SET_SECCOMP = 22
 _PR_SET_DUMPABLE = 4
 _PR_CAPBSET_DROP = 24
 _SECCOMP_MODE_FILTER = 2
+_MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_REMOUNT = 1, 2, 4, 32
 _MS_BIND, _MS_REC, _MS_PRIVATE = 4096, 16384, 1 << 18
 _CLONE_NEWNS = 0x00020000
-_NAMESPACES = 0x10000000 | _CLONE_NEWNS | 0x20000000 | 0x08000000 | 0x04000000 | 0x40000000  # user mnt pid ipc uts net
+_CLONE_NEWNET = 0x40000000
+_NAMESPACES = 0x10000000 | _CLONE_NEWNS | 0x20000000 | 0x08000000 | 0x04000000 | _CLONE_NEWNET  # 1: user 3: pid ipc uts
 
 
 class Libc:
@@ -58,9 +60,20 @@ class Libc:
         """Keep its own files in /proc its own: a change of user gives them to root, and ``oom_score_adj`` is one."""
         self._prctl(_PR_SET_DUMPABLE, ctypes.c_ulong(1))
 
-    def join_namespaces(self, pidfd: int) -> None:
-        """Enter all namespaces of a process; its pid namespace is that of the children from here on."""
-        self._call(self._libc.setns, pidfd, _NAMESPACES)
+    def join_namespaces(self, pidfd: int, *, network: bool) -> None:
+        """Enter all namespaces of a process, but for the network's where it has none of its own.
+
+        Its pid namespace is that of the children from here on.
+        """
+        self._call(self._libc.setns, pidfd, _NAMESPACES if network else _NAMESPACES & ~_CLONE_NEWNET)
+
+    def mount_tmpfs(self, where: str, options: str) -> None:
+        """A file system in memory, of a size, without devices and programs of other users' rights."""
+        self.mount("tmpfs", where, "tmpfs", _MS_NOSUID | _MS_NODEV, options)
+
+    def remount_read_only(self, where: str) -> None:
+        """Make one mount read-only; what is mounted below it stays as it is."""
+        self.mount("none", where, "none", _MS_REMOUNT | _MS_BIND | _MS_RDONLY | _MS_NOSUID)
 
     def unshare_mounts(self) -> None:
         """Go on with a private copy of the mounts."""

@@ -9,12 +9,14 @@ imports is what each of its forks carries.
 
 Protocol, JSON over one SEQPACKET socketpair, one message a packet, bounded by ``MAX_MESSAGE``:
 
-* ``{"op": "spawn", "id", "argv", "env", "cwd", "data", "enter", "limits", "filter"}``, answered by ``{"op": "spawned",
-  "id", "pid"}`` with two descriptors, or by ``{"op": "refused", "id", "why"}``. With ``enter`` the child starts inside
-  the namespaces of the first process of that earlier child; ``data`` are contents that it finds on descriptors.
+* ``{"op": "spawn", "id", "argv", "env", "cwd", "data", "helpers", "marker", "enter", "share_network", "furnish",
+  "limits", "filter"}``, answered by ``{"op": "spawned", "id", "pid"}`` with two descriptors, or by ``{"op": "refused",
+  "id", "why"}``. With ``enter`` the child starts inside the namespaces of the first process of that earlier child;
+  ``data`` are contents that it finds on descriptors.
+* ``{"op": "first", "id", "pid"}`` names the first process in the pid namespace of a child; nothing is answered.
 * ``{"op": "kill", "id"}``: everything of that child goes; nothing is answered.
 * ``{"op": "ping"}`` is answered by ``{"op": "pong"}``.
-* ``{"op": "exit", "id", "status"}`` tells of the end of a child.
+* ``{"op": "exit", "id", "status"}`` tells of the end of a child, when nothing of it is left.
 
 Every spawn is answered, in ``BIRTH_SECONDS`` at the latest, and the loop waits for nothing but its selector: a process
 that a sandbox can stop must not stop it.
@@ -27,14 +29,12 @@ import errno
 import fcntl
 import json
 import os
-import re
 import selectors
 import signal
 import socket
 import sys
 import time
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from prorld.sandbox.births import (
@@ -47,6 +47,7 @@ from prorld.sandbox.births import (
     decode_wish,
     keep_numbers_free,
 )
+from prorld.sandbox.families import kill_family, own_children, read_stat
 from prorld.sandbox.syscalls import Libc, drop_to, expose, raise_descriptors
 
 __all__ = ["MAX_MESSAGE", "main"]
@@ -55,19 +56,21 @@ MAX_MESSAGE = 1 << 17
 _OWN_FDS_FROM = 64  # the warden's own descriptors stay clear of the numbers that children expect
 _END_SECONDS = 1.0
 
-_CHILD_PID = re.compile(rb'"child-pid":\s*(\d+)\s*[,}]')
+_ANCESTORS_MAX = 8  # between the first process of a sandbox and the child that made it
 
 
 @dataclass(kw_only=True)
 class _Child:
-    """A process the warden answers for. ``first`` is a pidfd of the first process in a sandbox's own pid namespace."""
+    """A process the warden answers for. ``first`` is a pidfd of the first process in a sandbox's own pid namespace.
 
-    id: int
+    ``status`` is there once it has ended; ``dying`` are pidfds of what must be gone before that is told.
+    """
+
+    wish: Wish
     pid: int
-    inside: bool = False
-    info: int | None = None
-    told: bytes = b""
     first: int | None = None
+    status: int | None = None
+    dying: set[int] = field(default_factory=set)
 
 
 class Warden:
@@ -80,6 +83,7 @@ class Warden:
         self._births: dict[int, Birth] = {}  # by the descriptor of their report
         self._children: dict[int, _Child] = {}
         self._by_pid: dict[int, _Child] = {}
+        self._dying: dict[int, _Child] = {}  # by the descriptors that they wait for
 
     def run(self) -> NoReturn:
         """Serve until the daemon is gone, then end everything and leave."""
@@ -105,6 +109,8 @@ class Warden:
             self._reap()
         for birth in [birth for report, birth in self._births.items() if report in ready]:
             self._attend(birth)
+        for gone in [gone for gone in self._dying if gone in ready]:
+            self._one_is_gone(gone)
         self._give_up_on_the_late()
         if self._control not in ready:
             return True
@@ -121,10 +127,12 @@ class Warden:
         if message["op"] == "ping":
             self._tell({"op": "pong"})
             return
-        if message["op"] == "kill":
+        if message["op"] in ("kill", "first"):
             child = self._children.get(message["id"])
-            if child is not None:
+            if child is not None and message["op"] == "kill":
                 self._kill(child)
+            elif child is not None and child.first is None:
+                child.first = _open_descendant(int(message["pid"]), child.pid)
             return
         try:
             self._begin(decode_wish(message))
@@ -136,10 +144,9 @@ class Warden:
             birth = begin_outside(wish)
         else:
             home = self._children.get(wish.enter)
-            first = None if home is None else self._first_process(home)
-            if first is None:
+            if home is None or home.first is None:
                 raise BadRequestError("no such sandbox")
-            birth = begin_inside(wish, first, self._libc)
+            birth = begin_inside(wish, home.first, self._libc)
         self._births[birth.report] = birth
         self._selector.register(birth.report, selectors.EVENT_READ)
 
@@ -168,68 +175,85 @@ class Warden:
         try:
             if birth.why:
                 birth.kill()
-                if birth.info is not None:
-                    os.close(birth.info)
-                self._refuse(birth.id, birth.why)
+                self._refuse(birth.wish.id, birth.why)
             else:
                 self._hand_over(birth)
         finally:
             birth.close()
 
     def _hand_over(self, birth: Birth) -> None:
-        child = _Child(id=birth.id, pid=birth.pid, inside=birth.inside, info=birth.info)
-        self._children[child.id] = self._by_pid[child.pid] = child
-        answer = json.dumps({"op": "spawned", "id": child.id, "pid": child.pid}).encode()
+        child = _Child(wish=birth.wish, pid=birth.pid)
+        number = birth.wish.id
+        self._children[number] = self._by_pid[child.pid] = child
+        answer = json.dumps({"op": "spawned", "id": number, "pid": child.pid}).encode()
         try:
             socket.send_fds(self._control, [answer], [birth.master, birth.control])
         except OSError as exc:  # too many descriptors of this user are on their way, or the daemon has gone
             self._kill(child)
-            self._refuse(child.id, f"its descriptors could not be sent: {exc}")
+            self._refuse(number, f"its descriptors could not be sent: {exc}")
 
     def _refuse(self, number: int, why: str) -> None:
         self._tell({"op": "refused", "id": number, "why": why[:500]})
-
-    def _first_process(self, child: _Child) -> int | None:
-        """A pidfd of the first process in the child's pid namespace, once bubblewrap has named it."""
-        if child.first is None and child.info is not None:
-            with contextlib.suppress(BlockingIOError):
-                child.told = (child.told + os.read(child.info, 4096))[:4096]
-            named = _CHILD_PID.search(child.told)
-            if named is not None:
-                child.first = _open_child(int(named[1]), child.pid)
-        return child.first
 
     def _kill(self, child: _Child) -> None:
         """Kill the first process of its namespace, and with it all in there; or the child and all of its session.
 
         What was started by one that is inside another's namespace stays, as it does when a shell ends by itself.
-        The child itself then ends when the kernel has reaped the whole namespace: its exit means that nothing is left.
+        A child with a namespace then ends by itself when the kernel has reaped all in there, and cleans up its mounts.
         """
-        first = self._first_process(child)
+        if child.status is not None:
+            return
         with contextlib.suppress(ProcessLookupError):
-            if first is not None:
-                signal.pidfd_send_signal(first, signal.SIGKILL)
-            elif child.inside:
+            if child.wish.enter is not None:
                 os.kill(child.pid, signal.SIGKILL)
-            else:
-                _kill_session(child.pid)
+                return
+            if child.first is not None:
+                signal.pidfd_send_signal(child.first, signal.SIGKILL)
+                return
+        for descriptor in kill_family(child.pid, child.wish.marker):
+            os.close(descriptor)
 
     def _reap(self) -> None:
         while (pid := _ended()) is not None:
             # Before its number is free for others, and so that its end is not told before its beginning.
             for birth in list(self._births.values()):
                 self._attend(birth)
-            _, status = os.waitpid(pid, 0)
             child = self._by_pid.pop(pid, None)
+            if child is not None and child.wish.enter is None:
+                self._bury(child)
+            _, status = os.waitpid(pid, 0)
             if child is None:
                 continue
-            del self._children[child.id]
-            for descriptor in (child.info, child.first):
-                if descriptor is not None:
-                    os.close(descriptor)
-            if not child.inside and child.first is None:
-                _kill_session(pid)
-            self._tell({"op": "exit", "id": child.id, "status": os.waitstatus_to_exitcode(status)})
+            child.status = os.waitstatus_to_exitcode(status)
+            self._tell_the_end_of(child)
+
+    def _bury(self, child: _Child) -> None:
+        """See to it that what an ended child leaves ends, too; its number stays its own until it is reaped."""
+        if child.first is not None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(child.first, signal.SIGKILL)
+            child.dying.add(child.first)
+        if child.first is None or child.wish.helpers:
+            child.dying |= kill_family(child.pid, child.wish.marker, among=None if child.wish.marker else self._orphans)
+        for descriptor in child.dying:
+            self._dying[descriptor] = child
+            self._selector.register(descriptor, selectors.EVENT_READ)
+
+    def _orphans(self) -> list[int]:
+        """What has lost its parent in a sandbox that is not one of its own namespace, and came here."""
+        return [pid for pid in own_children() if pid not in self._by_pid]
+
+    def _one_is_gone(self, descriptor: int) -> None:
+        child = self._dying.pop(descriptor)
+        self._selector.unregister(descriptor)
+        os.close(descriptor)
+        child.dying.discard(descriptor)
+        self._tell_the_end_of(child)
+
+    def _tell_the_end_of(self, child: _Child) -> None:
+        if child.status is not None and not child.dying:
+            del self._children[child.wish.id]
+            self._tell({"op": "exit", "id": child.wish.id, "status": child.status})
 
     def _tell(self, message: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):  # the daemon has gone; the next read of the socket says so
@@ -248,24 +272,19 @@ class Warden:
             time.sleep(0.005)
 
 
-def _open_child(pid: int, parent: int) -> int | None:
-    """A pidfd of ``pid`` if it still is a child of ``parent``: a number alone may have been given to somebody else."""
+def _open_descendant(pid: int, ancestor: int) -> int | None:
+    """A pidfd of ``pid`` if it is below ``ancestor``: a number alone may have been given to somebody else."""
     try:
         held = os.pidfd_open(pid)
-        if int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1]) == parent:
-            return held
     except OSError:
         return None
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for _ in range(_ANCESTORS_MAX):
+            pid = int(read_stat(pid)[1])
+            if pid == ancestor:
+                return held
     os.close(held)
     return None
-
-
-def _kill_session(leader: int) -> None:
-    """Kill the processes of a session: FUSE helpers leave their process group, but not their session."""
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            if int((process / "stat").read_text().rsplit(")", 1)[1].split()[3]) == leader:
-                os.kill(int(process.name), signal.SIGKILL)
 
 
 def _ended() -> int | None:

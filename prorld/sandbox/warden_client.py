@@ -1,8 +1,8 @@
 """The daemon's side of the warden: starts it, and starts another one when it has died.
 
-``run_warden`` is an actor and the only owner of the warden process and its socket. When the warden dies, all its
-children die with it (the kernel sees to that), everybody who waits for one hears of it, and another warden is started,
-a bounded number of times.
+``run_warden`` is an actor and the only owner of the warden process and its socket. When the warden dies, what
+it leaves is ended by recorded pid and start time, everybody who waits for one of its children hears of it, and another
+warden is started, a bounded number of times.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ log: FilteringBoundLogger = structlog.get_logger()
 
 NOBODY = (65534, 65534)
 BOOT_SECONDS = 20.0
-END_SECONDS = 3.0
+END_SECONDS = 5.0
+GRACE_SECONDS = 1.5
 RESTARTS_MAX = 5  # in RESTARTS_SECONDS; a warden that keeps dying is a broken host
 RESTARTS_SECONDS = 300.0
 
@@ -57,14 +58,20 @@ class Warden:
         env: Mapping[str, str],
         cwd: str = "/",
         data: Sequence[bytes] = (),
+        helpers: bool = False,
+        marker: str = "",
         enter: Child | None = None,
+        share_network: bool = False,
+        furnish: Mapping[str, object] | None = None,
         limits: Mapping[str, int] | None = None,
         seccomp: bytes = b"",
     ) -> Child:
         """Start a process on a pty of its own, with a control socket on descriptor 9. Raises ``SandboxError``.
 
-        ``enter`` starts it inside the namespaces of an earlier child's first process, under ``limits`` and ``seccomp``.
-        ``data`` are contents that the process finds on descriptors from 11 on.
+        ``enter`` starts it inside the namespaces of an earlier child's first process (its network's only where that has
+        one of its own), under ``limits`` and ``seccomp``, after ``furnish`` has been put into place there. ``data`` are
+        contents that the process finds on descriptors from 10 on. ``helpers`` says that it starts others beside it
+        that must end with it, ``marker`` a word of its environment that all of them carry.
         """
         if self._link is None:
             await trio.lowlevel.checkpoint_if_cancelled()
@@ -75,7 +82,11 @@ class Warden:
                 "env": dict(env),
                 "cwd": cwd,
                 "data": [base64.b64encode(content).decode() for content in data],
+                "helpers": helpers,
+                "marker": marker,
                 "enter": None if enter is None else enter.number,
+                "share_network": share_network,
+                "furnish": dict(furnish or {}),
                 "limits": dict(limits or {}),
                 "filter": base64.b64encode(seccomp).decode(),
             }
@@ -136,9 +147,9 @@ async def _run_one(
                 env={"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"},
             )
         sock = trio.socket.from_stdlib_socket(near)
-        async with afterwards(END_SECONDS, "ending the warden", partial(_end, process, sock)):
+        link = Link(near, sock)
+        async with afterwards(END_SECONDS, "ending the warden", partial(_end, process, sock, link)):
             await _hear_ready(sock)
-            link = Link(near, sock)
             warden.attach(link)
             if status is not None:
                 status.started(warden)
@@ -159,14 +170,15 @@ async def _hear_ready(sock: trio.socket.SocketType) -> None:
     raise SandboxError("the warden did not come up")
 
 
-async def _end(process: trio.Process, sock: trio.socket.SocketType) -> None:
+async def _end(process: trio.Process, sock: trio.socket.SocketType, link: Link) -> None:
     """End of file tells it to end everything; it takes a second at most. The caller shields and bounds the wait."""
     sock.close()
-    with trio.move_on_after(END_SECONDS / 2):
+    with trio.move_on_after(GRACE_SECONDS):
         await process.wait()
     if process.returncode is None:
         process.kill()
     await process.wait()
+    await link.bury()
 
 
 def _user(wanted: tuple[int, int] | None) -> tuple[int, int]:

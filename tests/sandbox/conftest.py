@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 import trio
 
-from prorld.sandbox.bubblewrap import BubblewrapRuntime
+from prorld.sandbox.bubblewrap import Bubblewrap
 from prorld.sandbox.contract import Sandbox
+from prorld.sandbox.runtime import Runtime
 from prorld.sandbox.warden_client import Warden, run_warden
 from prorld.testing.sandbox_contract import open_sandbox
 from tests.sandbox.support import BOOT_ID, children, open_descriptors
@@ -45,13 +46,13 @@ async def _run_warden(*, task_status: trio.TaskStatus[Warden] = trio.TASK_STATUS
 
 
 @pytest.fixture
-async def runtime(warden: Warden, runtime_dir: Path) -> BubblewrapRuntime:
+async def runtime(warden: Warden, runtime_dir: Path) -> Runtime:
     """Real sandboxes."""
-    return BubblewrapRuntime(warden, runtime_dir=runtime_dir, boot_id=BOOT_ID)
+    return Runtime(Bubblewrap(), warden, runtime_dir=runtime_dir, boot_id=BOOT_ID)
 
 
 @pytest.fixture
-async def sandbox(runtime: BubblewrapRuntime) -> AsyncIterator[Sandbox]:
+async def sandbox(runtime: Runtime) -> AsyncIterator[Sandbox]:
     """One real sandbox."""
     async with open_sandbox(runtime) as opened:
         yield opened

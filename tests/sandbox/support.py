@@ -6,7 +6,11 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+import pytest
 import trio
+
+from prorld.errors import SandboxError
+from prorld.sandbox.apptainer import find_apptainer
 
 BOOT_ID = "boot-of-the-test"
 
@@ -61,3 +65,20 @@ async def gone(pids: set[int], seconds: float = 5.0) -> bool:
             await trio.sleep(0.01)
         return True
     return False
+
+
+def real_apptainer() -> str:
+    """The Apptainer that scripts/test-real has installed; the test is skipped where there is none."""
+    try:
+        return find_apptainer()
+    except SandboxError as exc:
+        pytest.skip(exc.message)
+
+
+def real_image(kind: str) -> Path:
+    """The image that scripts/test-real has made, as a directory or as a SIF file; the test is skipped without one."""
+    named = os.environ.get("PRORLD_TEST_IMAGE")
+    if not named:
+        pytest.skip("PRORLD_TEST_IMAGE names no image directory; scripts/test-real sandboxes makes one")
+    place = Path(named)
+    return place if kind == "directory" else place.with_suffix(".sif")

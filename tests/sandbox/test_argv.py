@@ -64,11 +64,11 @@ def test_temporary_files_are_bounded() -> None:
 
 def test_descriptors_are_in_order() -> None:
     """The filter is the first of the data, the files of /etc follow it; without a filter they move up."""
-    assert "--seccomp 11 " in _argv()
-    assert "--file 12 /etc/passwd" in _argv()
-    assert "--file 13 /etc/group" in _argv()
+    assert "--seccomp 10 " in _argv()
+    assert "--file 11 /etc/passwd" in _argv()
+    assert "--file 12 /etc/group" in _argv()
     assert "--seccomp" not in _argv(filtered=False)
-    assert "--file 11 /etc/passwd" in _argv(filtered=False)
+    assert "--file 10 /etc/passwd" in _argv(filtered=False)
 
 
 def test_interpreter_comes_after_what_could_cover_it() -> None:
@@ -134,7 +134,17 @@ def test_unknown_architecture() -> None:
     assert assemble("riscv64") == b""
 
 
-def _run_filter(program: bytes, number: int, arch: int, second: int = 0) -> int:
+@pytest.mark.parametrize(("architecture", "clone"), [("aarch64", 220), ("x86_64", 56)])
+def test_filter_of_forks(architecture: str, clone: int) -> None:
+    """A fork passes, and one that asks for a user namespace of its own is refused."""
+    program = assemble(architecture)
+    arch = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}[architecture]
+    new_user, signal_of_death = 0x10000000, 17
+    assert _run_filter(program, clone, arch, first=signal_of_death) == 0x7FFF0000
+    assert _run_filter(program, clone, arch, first=new_user | signal_of_death) == 0x50000 | errno.EPERM
+
+
+def _run_filter(program: bytes, number: int, arch: int, second: int = 0, first: int = 0) -> int:
     instructions = list(struct.iter_unpack("=HBBI", program))
     at, accumulator = 0, 0
     while True:
@@ -143,7 +153,7 @@ def _run_filter(program: bytes, number: int, arch: int, second: int = 0) -> int:
         if code == 0x06:
             return value
         if code == 0x20:
-            accumulator = {0: number, 4: arch, 24: second & 0xFFFFFFFF, 28: second >> 32}[value]
+            accumulator = {0: number, 4: arch, 16: first, 24: second & 0xFFFFFFFF, 28: second >> 32}[value]
         else:
-            met = accumulator == value if code == 0x15 else accumulator >= value
+            met = {0x15: accumulator == value, 0x35: accumulator >= value, 0x45: bool(accumulator & value)}[code]
             at += if_true if met else if_false

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import trio
 
-from prorld.sandbox.bubblewrap import BubblewrapRuntime
 from prorld.sandbox.contract import Sandbox, SandboxLimits, SandboxSpec
+from prorld.sandbox.runtime import Runtime
 from prorld.sandbox.session import NO_END
 from prorld.testing.sandbox_contract import open_sandbox
 
@@ -53,7 +53,7 @@ PLAIN = [
 ]
 
 
-async def test_plain(runtime: BubblewrapRuntime) -> None:
+async def test_plain(runtime: Runtime) -> None:
     """Output and exit code are exact, and the next command is clean. Each case has a shell of its own."""
     for name, command, code, output in PLAIN:
         async with open_sandbox(runtime) as sandbox:
@@ -200,7 +200,7 @@ async def test_huge_output(sandbox: Sandbox) -> None:
 
 @pytest.mark.slow
 @pytest.mark.real
-async def test_endless_output(runtime: BubblewrapRuntime) -> None:
+async def test_endless_output(runtime: Runtime) -> None:
     """`yes` ends at its limit, and a neighbour's commands stay quick meanwhile."""
     waits: list[float] = []
     async with open_sandbox(runtime) as noisy, open_sandbox(runtime, sandbox_id="neighbour") as quiet:
@@ -225,7 +225,7 @@ async def test_endless_output(runtime: BubblewrapRuntime) -> None:
 
 @pytest.mark.slow
 @pytest.mark.real
-async def test_fork_bomb(runtime: BubblewrapRuntime) -> None:
+async def test_fork_bomb(runtime: Runtime) -> None:
     """The number of processes is bounded; one builtin recovers the sandbox, and files can be moved all the while."""
     spec = SandboxSpec(limits=SandboxLimits(processes=64))
     async with open_sandbox(runtime, spec) as sandbox:
@@ -236,7 +236,7 @@ async def test_fork_bomb(runtime: BubblewrapRuntime) -> None:
         assert (await sandbox.bash("echo back", limit_s=10)).output.endswith(b"back\n")
 
 
-async def test_limits_hold(runtime: BubblewrapRuntime) -> None:
+async def test_limits_hold(runtime: Runtime) -> None:
     """Memory of a process, size of a file, size of the scratch: each is refused inside and harms nothing outside."""
     limits = SandboxLimits(memory_bytes=256 << 20, file_bytes=1 << 20, scratch_bytes=4 << 20)
     async with open_sandbox(runtime, SandboxSpec(limits=limits)) as sandbox:

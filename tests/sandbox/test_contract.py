@@ -1,13 +1,19 @@
-"""Every runtime keeps the promises of the contract: the fake under a virtual clock, bubblewrap in real time."""
+"""Every runtime keeps the promises of the contract: the fake under a virtual clock, the real ones in real time."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 import trio.testing
 
-from prorld.sandbox.bubblewrap import BubblewrapRuntime
+from prorld.sandbox.apptainer import Apptainer
+from prorld.sandbox.local import Local
+from prorld.sandbox.runtime import Runtime
+from prorld.sandbox.warden_client import Warden
 from prorld.testing.fake_sandbox import FakeRuntime
 from prorld.testing.sandbox_contract import SandboxCheck, sandbox_checks
+from tests.sandbox.support import BOOT_ID, real_apptainer, real_image
 
 
 @pytest.mark.parametrize("check", sandbox_checks(shell=False), ids=lambda check: check.name)
@@ -19,6 +25,24 @@ async def test_fake(check: SandboxCheck, autojump_clock: trio.testing.MockClock)
 
 
 @pytest.mark.parametrize("check", sandbox_checks(), ids=lambda check: check.name)
-async def test_bubblewrap(check: SandboxCheck, runtime: BubblewrapRuntime) -> None:
+async def test_bubblewrap(check: SandboxCheck, runtime: Runtime) -> None:
     """Bubblewrap answers as the contract says."""
+    await check.run(runtime)
+
+
+@pytest.mark.parametrize("check", sandbox_checks(), ids=lambda check: check.name)
+async def test_local(check: SandboxCheck, warden: Warden, runtime_dir: Path) -> None:
+    """What has no walls answers as the contract says, too."""
+    await check.run(Runtime(Local(forced=True), warden, runtime_dir=runtime_dir, boot_id=BOOT_ID))
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("kind", ["directory", "sif"])
+@pytest.mark.parametrize("check", sandbox_checks(), ids=lambda check: check.name)
+async def test_apptainer(check: SandboxCheck, kind: str, warden: Warden, runtime_dir: Path) -> None:
+    """Apptainer answers as the contract says, on an image that is a directory and on one that is a file."""
+    image = str(real_image(kind))
+    runtime = Runtime(
+        Apptainer(real_apptainer()), warden, runtime_dir=runtime_dir, boot_id=BOOT_ID, default_image=image
+    )
     await check.run(runtime)

@@ -10,8 +10,8 @@ import trio
 
 from prorld.errors import SandboxError
 from prorld.sandbox import link
-from prorld.sandbox.bubblewrap import BubblewrapRuntime
 from prorld.sandbox.contract import Sandbox, SandboxLimits, SandboxSpec
+from prorld.sandbox.runtime import Runtime
 from prorld.sandbox.warden_client import Warden
 from prorld.testing.sandbox_contract import open_sandbox
 from tests.sandbox.support import children
@@ -40,7 +40,7 @@ except OSError as exc:
 
 @pytest.mark.slow
 @pytest.mark.real
-async def test_stopped_newcomers_stop_nobody_else(runtime: BubblewrapRuntime, warden: Warden) -> None:
+async def test_stopped_newcomers_stop_nobody_else(runtime: Runtime, warden: Warden) -> None:
     """A policy that stops every process it sees, newborn ones included, is held to its limit; others notice nothing."""
     ended = trio.Event()
 
@@ -66,7 +66,7 @@ async def test_stopped_newcomers_stop_nobody_else(runtime: BubblewrapRuntime, wa
     assert warden.restarts_total == 0
 
 
-async def test_descriptors_on_their_way(runtime: BubblewrapRuntime) -> None:
+async def test_descriptors_on_their_way(runtime: Runtime) -> None:
     """Whatever a sandbox has in its sockets, and whatever limit it asked for, another one can start."""
     spec = SandboxSpec(limits=SandboxLimits(open_files=1 << 20))
     async with open_sandbox(runtime, spec, sandbox_id="attacker") as attacker:
@@ -94,9 +94,7 @@ async def test_a_child_that_can_not_be_handed_over(warden: Warden) -> None:
 
 
 @pytest.mark.slow
-async def test_a_warden_that_does_not_answer(
-    runtime: BubblewrapRuntime, warden: Warden, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_warden_that_does_not_answer(runtime: Runtime, warden: Warden, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is killed, whoever waited for it hears so, and another one takes over."""
     for name, seconds in (("SPAWN_SECONDS", 0.2), ("PING_SECONDS", 0.1), ("PONG_SECONDS", 0.4)):
         monkeypatch.setattr(link, name, seconds)

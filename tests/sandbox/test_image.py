@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from prorld.errors import SandboxError
-from prorld.sandbox.bubblewrap import BubblewrapRuntime
 from prorld.sandbox.contract import SandboxSpec
+from prorld.sandbox.runtime import Runtime
 from prorld.testing.sandbox_contract import open_sandbox
 
 PROGRAMS = ("bash", "cat", "head", "ls", "mkdir", "mv", "rm", "touch")
@@ -47,7 +47,7 @@ def _copy(source: Path, target: Path) -> None:
     shutil.copy(source, target)
 
 
-async def test_changes_are_its_own(runtime: BubblewrapRuntime, image: str) -> None:
+async def test_changes_are_its_own(runtime: Runtime, image: str) -> None:
     """Everything of the image can be changed, removed and made again, and the next sandbox sees the image as it was."""
     for sandbox_id in ("first", "second"):
         async with open_sandbox(runtime, SandboxSpec(image=image), sandbox_id=sandbox_id) as sandbox:
@@ -60,7 +60,7 @@ async def test_changes_are_its_own(runtime: BubblewrapRuntime, image: str) -> No
             assert {row.image for row in runtime.list()} == {image}
 
 
-async def test_files_without_python(runtime: BubblewrapRuntime, image: str) -> None:
+async def test_files_without_python(runtime: Runtime, image: str) -> None:
     """Bash and two small programs are all that a file transfer needs."""
     content = bytes(range(256)) * 1000
     async with open_sandbox(runtime, SandboxSpec(image=image)) as sandbox:
@@ -71,7 +71,7 @@ async def test_files_without_python(runtime: BubblewrapRuntime, image: str) -> N
         assert (await sandbox.bash("echo on")).output == b"on\n"
 
 
-async def test_sees_nothing_of_the_host(runtime: BubblewrapRuntime, image: str) -> None:
+async def test_sees_nothing_of_the_host(runtime: Runtime, image: str) -> None:
     """Only the image is there."""
     async with open_sandbox(runtime, SandboxSpec(image=image)) as sandbox:
         assert (await sandbox.bash("ls /usr /etc /home 2>/dev/null")).output == b""
@@ -85,7 +85,7 @@ def empty_image() -> Iterator[str]:
         yield root
 
 
-async def test_no_shell_in_the_image(runtime: BubblewrapRuntime, empty_image: str) -> None:
+async def test_no_shell_in_the_image(runtime: Runtime, empty_image: str) -> None:
     """An image that can't be used says why, in bubblewrap's own words."""
     with pytest.raises(SandboxError, match="bubblewrap: bwrap: "):
         await runtime.run(SandboxSpec(image=empty_image), sandbox_id="s", job_id="j")

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from prorld.errors import SandboxError
-from prorld.sandbox.bubblewrap import BubblewrapRuntime
 from prorld.sandbox.contract import Sandbox, SandboxSpec
+from prorld.sandbox.runtime import Runtime
 from prorld.testing.sandbox_contract import open_sandbox
 
 
@@ -27,7 +27,7 @@ async def test_user(sandbox: Sandbox) -> None:
         assert {name: status[name].strip() for name in wanted} == wanted
 
 
-async def test_outside_it_is_an_ordinary_user(runtime: BubblewrapRuntime, sandbox: Sandbox) -> None:
+async def test_outside_it_is_an_ordinary_user(runtime: Runtime, sandbox: Sandbox) -> None:
     """Seen from the host, nothing of a sandbox runs as root."""
     (row,) = runtime.list()
     assert row.rss_bytes > 0
@@ -160,7 +160,7 @@ async def test_orphans_are_reaped(sandbox: Sandbox) -> None:
     assert not (await sandbox.bash(wait, limit_s=10)).timed_out
 
 
-async def test_sandboxes_do_not_see_each_other(runtime: BubblewrapRuntime) -> None:
+async def test_sandboxes_do_not_see_each_other(runtime: Runtime) -> None:
     """Two sandboxes share neither files nor processes."""
     async with open_sandbox(runtime) as one, open_sandbox(runtime, sandbox_id="two") as two:
         await one.bash("echo mine > /work/a; echo mine > /tmp/a; echo mine > /dev/shm/a; sleep 987654 &")
@@ -170,7 +170,7 @@ async def test_sandboxes_do_not_see_each_other(runtime: BubblewrapRuntime) -> No
 
 
 @pytest.mark.parametrize("workdir", ["relative", "/", "/usr/x", "/proc", "/a/../b", "/a//b", "/a\0b", "/etc"])
-async def test_bad_workdir(runtime: BubblewrapRuntime, workdir: str) -> None:
+async def test_bad_workdir(runtime: Runtime, workdir: str) -> None:
     """A working directory that would cover what a sandbox needs is refused before anything starts."""
     with pytest.raises(SandboxError, match="working directory"):
         await runtime.run(SandboxSpec(workdir=workdir), sandbox_id="x", job_id="j")

@@ -16,9 +16,9 @@ import pytest
 import trio
 
 from prorld.errors import ConfigError, SandboxError
-from prorld.sandbox.bubblewrap import BubblewrapRuntime
 from prorld.sandbox.contract import SandboxSpec
 from prorld.sandbox.reaper import Reaped, reap
+from prorld.sandbox.runtime import Runtime
 from prorld.sandbox.warden_client import Warden, run_warden
 from prorld.testing.sandbox_contract import open_sandbox
 from tests.sandbox.support import children, descendants, directories, gone, lives, open_descriptors
@@ -29,7 +29,7 @@ def _warden_pid() -> int:
     return pid
 
 
-async def test_nothing_is_left(runtime: BubblewrapRuntime, runtime_dir: Path) -> None:
+async def test_nothing_is_left(runtime: Runtime, runtime_dir: Path) -> None:
     """When a sandbox's scope has ended its processes, descriptors and directory are gone, hostile children included."""
     before = open_descriptors()
     async with open_sandbox(runtime) as sandbox:
@@ -47,7 +47,7 @@ async def test_nothing_is_left(runtime: BubblewrapRuntime, runtime_dir: Path) ->
 
 @pytest.mark.slow
 @pytest.mark.real
-async def test_cancelled_at_any_moment(runtime: BubblewrapRuntime, runtime_dir: Path) -> None:
+async def test_cancelled_at_any_moment(runtime: Runtime, runtime_dir: Path) -> None:
     """Wherever the cancellation hits, start, command, transfer, end, nothing is left of the sandbox."""
     chance = random.Random(7)
     before = open_descriptors()
@@ -63,7 +63,7 @@ async def test_cancelled_at_any_moment(runtime: BubblewrapRuntime, runtime_dir: 
         assert (await sandbox.bash("echo on")).output == b"on\n"
 
 
-async def _life(runtime: BubblewrapRuntime, sandbox_id: str, seconds: float) -> None:
+async def _life(runtime: Runtime, sandbox_id: str, seconds: float) -> None:
     with trio.move_on_after(seconds):
         async with open_sandbox(runtime, sandbox_id=sandbox_id) as sandbox, trio.open_nursery() as nursery:
             nursery.start_soon(sandbox.write_file, "file", b"x" * 100_000)
@@ -74,7 +74,7 @@ async def _life(runtime: BubblewrapRuntime, sandbox_id: str, seconds: float) -> 
 
 @pytest.mark.slow
 @pytest.mark.real
-async def test_many_at_once(runtime: BubblewrapRuntime) -> None:
+async def test_many_at_once(runtime: Runtime) -> None:
     """Fifty sandboxes start together, answer together, and leave nothing."""
     answers: list[bytes] = []
 
@@ -98,7 +98,7 @@ async def test_many_at_once(runtime: BubblewrapRuntime) -> None:
 
 @pytest.mark.slow
 @pytest.mark.real
-async def test_idle_sandbox_stays(runtime: BubblewrapRuntime) -> None:
+async def test_idle_sandbox_stays(runtime: Runtime) -> None:
     """A sandbox outlives the worker threads of the daemon: its parent is a process, not a thread that idles out."""
     async with open_sandbox(runtime) as sandbox:
         await sandbox.bash("x=1")
@@ -107,7 +107,7 @@ async def test_idle_sandbox_stays(runtime: BubblewrapRuntime) -> None:
 
 
 @pytest.mark.slow
-async def test_warden_dies(runtime: BubblewrapRuntime, warden: Warden) -> None:
+async def test_warden_dies(runtime: Runtime, warden: Warden) -> None:
     """A warden that dies takes all sandboxes along, everybody hears of it at once, and another one takes over."""
     failures: list[str] = []
 
@@ -136,7 +136,7 @@ async def test_warden_dies(runtime: BubblewrapRuntime, warden: Warden) -> None:
         await _answers_again(runtime)
 
 
-async def _answers_again(runtime: BubblewrapRuntime) -> None:
+async def _answers_again(runtime: Runtime) -> None:
     while True:
         try:
             async with open_sandbox(runtime, sandbox_id="after") as sandbox:
@@ -147,7 +147,7 @@ async def _answers_again(runtime: BubblewrapRuntime) -> None:
             return
 
 
-async def test_sandbox_dies(runtime: BubblewrapRuntime) -> None:
+async def test_sandbox_dies(runtime: Runtime) -> None:
     """A sandbox that ends by itself is an error of its actor, and whoever uses it is told."""
     with trio.fail_after(15), pytest.RaisesGroup(SandboxError, flatten_subgroups=True):
         async with open_sandbox(runtime):
@@ -203,7 +203,7 @@ async def test_never_as_root() -> None:
     [SandboxSpec(image="/no/such/image"), SandboxSpec(env={"A": "x" * 200_000}), SandboxSpec(workdir="/proc/1")],
     ids=["image", "environment", "workdir"],
 )
-async def test_impossible_spec(runtime: BubblewrapRuntime, spec: SandboxSpec) -> None:
+async def test_impossible_spec(runtime: Runtime, spec: SandboxSpec) -> None:
     """What can't be made is an error that comes out bare, and nothing is left."""
     with pytest.raises(SandboxError):
         await runtime.run(spec, sandbox_id="s", job_id="j")
@@ -213,14 +213,15 @@ async def test_impossible_spec(runtime: BubblewrapRuntime, spec: SandboxSpec) ->
 DAEMON = textwrap.dedent("""
     import sys, trio
     from pathlib import Path
-    from prorld.sandbox.bubblewrap import BubblewrapRuntime
+    from prorld.sandbox.bubblewrap import Bubblewrap
+    from prorld.sandbox.runtime import Runtime
     from prorld.sandbox.contract import SandboxSpec
     from prorld.sandbox.warden_client import run_warden
 
     async def main():
         async with trio.open_nursery() as nursery:
             warden = await nursery.start(lambda task_status: run_warden(task_status=task_status))
-            runtime = BubblewrapRuntime(warden, runtime_dir=Path(sys.argv[1]), boot_id="killed")
+            runtime = Runtime(Bubblewrap(), warden, runtime_dir=Path(sys.argv[1]), boot_id="killed")
             for number in range(3):
                 async def run(task_status):
                     await runtime.run(SandboxSpec(), sandbox_id=f"s{number}", job_id="j", task_status=task_status)
@@ -295,7 +296,7 @@ ANOTHER_USER = textwrap.dedent("""
 """)
 
 
-async def test_calls_under_way_hear_of_the_end(runtime: BubblewrapRuntime) -> None:
+async def test_calls_under_way_hear_of_the_end(runtime: Runtime) -> None:
     """Whoever waits for a sandbox that ends meanwhile gets ``SandboxError``, at once and from every kind of call."""
     failures: list[Exception] = []
 

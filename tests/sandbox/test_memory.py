@@ -10,9 +10,9 @@ import pytest
 import trio
 
 from prorld.errors import SandboxError, leaves
-from prorld.sandbox.bubblewrap import BubblewrapRuntime
 from prorld.sandbox.contract import SandboxLimits, SandboxSpec
 from prorld.sandbox.memory import glance, held_bytes, process_tree, resident_bytes
+from prorld.sandbox.runtime import Runtime
 from prorld.testing.sandbox_contract import open_sandbox
 
 LIMIT = 256 << 20
@@ -39,7 +39,7 @@ BOMBS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("bomb", BOMBS.values(), ids=BOMBS.keys())
-async def test_over_the_limit(runtime: BubblewrapRuntime, bomb: str) -> None:
+async def test_over_the_limit(runtime: Runtime, bomb: str) -> None:
     """A sandbox that holds too much is ended with a reason, for its owner and for its user; its neighbour goes on."""
     said: list[SandboxError] = []
     async with open_sandbox(runtime, sandbox_id="neighbour") as neighbour:
@@ -59,7 +59,7 @@ async def test_over_the_limit(runtime: BubblewrapRuntime, bomb: str) -> None:
 
 
 @pytest.mark.slow
-async def test_shared_pages_count_once(runtime: BubblewrapRuntime) -> None:
+async def test_shared_pages_count_once(runtime: Runtime) -> None:
     """Processes that share what they hold, by a fork or by a file of the scratch, are no reason to end a sandbox."""
     async with open_sandbox(runtime, SPEC) as sandbox:
         result = await sandbox.python(
@@ -88,8 +88,8 @@ def test_what_is_held() -> None:
     ) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        quick = glance(process.pid, [process.pid], [])
-        exact = held_bytes(process.pid, [process.pid], [])
+        quick = glance([process.pid], [])
+        exact = held_bytes([process.pid], [])
         process.communicate(b"\n")
     assert quick is not None
     assert 30 << 20 <= exact <= quick < 200 << 20
@@ -99,7 +99,7 @@ def test_processes_that_are_gone_count_nothing() -> None:
     """A process that ends while it is looked at is no error."""
     with subprocess.Popen(["/bin/true"]) as process:
         process.wait()
-    assert held_bytes(process.pid, [process.pid], ["/tmp"]) == 0
+    assert held_bytes([process.pid], ["/tmp"]) == 0
     assert process_tree([process.pid]) == [process.pid]
     assert resident_bytes([process.pid]) == 0
     assert resident_bytes([os.getpid()]) > 1 << 20
@@ -115,8 +115,8 @@ def test_a_glance_is_short() -> None:
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        few = glance(process.pid, [process.pid], [])
-        exact = held_bytes(process.pid, [process.pid], [])
+        few = glance([process.pid], [])
+        exact = held_bytes([process.pid], [])
         process.communicate(b"\n")
     assert few is None
     assert exact > 1 << 20

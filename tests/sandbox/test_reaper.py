@@ -47,15 +47,29 @@ def test_a_recycled_pid_is_spared(tmp_path: Path) -> None:
     with subprocess.Popen(["sleep", "1000"]) as process:
         name_process(place, process.pid)
         record = place / "process"
-        pid, started = record.read_text().split()
-        record.write_text(f"{pid} {int(started) - 1}")
+        pid, started, rest = record.read_text().split(" ", 2)
+        record.write_text(f"{pid} {int(started) - 1} {rest}")
         _disown(tmp_path, "dead")
         assert reap(tmp_path, boot_id="this") == Reaped(directories=1, processes=0)
         assert process.poll() is None
         process.kill()
 
 
-@pytest.mark.parametrize("record", ["", "x y", "1", "99999999 1", "1 2 3"])
+def test_numbers_of_an_earlier_life_of_the_machine(tmp_path: Path) -> None:
+    """After a restart of the machine nothing is left, and the numbers on record are other people's."""
+    place = make_place(tmp_path, "dead", "a")
+    with subprocess.Popen(["sleep", "1000"]) as process:
+        name_process(place, process.pid)
+        record = place / "process"
+        pid, started, _, rest = record.read_text().split(" ", 3)
+        record.write_text(f"{pid} {started} an-earlier-boot {rest}")
+        _disown(tmp_path, "dead")
+        assert reap(tmp_path, boot_id="this") == Reaped(directories=1, processes=0)
+        assert process.poll() is None
+        process.kill()
+
+
+@pytest.mark.parametrize("record", ["", "x y", "1", "99999999 1", "1 2 3", "0 1", "0 1 x y\n", "1 1\n"])
 def test_unreadable_records(tmp_path: Path, record: str) -> None:
     """A half-written record names nobody."""
     place = make_place(tmp_path, "dead", "a")

@@ -65,15 +65,15 @@ async def test_goes_first_when_memory_is_short(sandbox: Sandbox) -> None:
 
 
 async def test_data_on_descriptors(warden: Warden) -> None:
-    """A child finds its data from descriptor 11 on, its control socket on 9, and nothing else."""
+    """A child finds its data from descriptor 10 on, its control socket on 9, and nothing else."""
     child = await warden.spawn(
-        ["/bin/bash", "-c", "cat <&11 >&9; cat <&12 >&9; ls /proc/self/fd >&9"], env={}, data=[b"a", b"b"]
+        ["/bin/bash", "-c", "cat <&10 >&9; cat <&11 >&9; ls /proc/self/fd >&9"], env={}, data=[b"a", b"b"]
     )
     said = b""
     while piece := await child.control.recv(1000):
         said += piece
     assert said[:2] == b"ab"
-    assert {int(word) for word in said[2:].split()} <= {0, 1, 2, 3, 9, 10, 11, 12}
+    assert {int(word) for word in said[2:].split()} <= {0, 1, 2, 3, 9, 10, 11}
     await child.wait()
     child.close()
 

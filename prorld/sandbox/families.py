@@ -1,0 +1,112 @@
+"""Which processes belong together, read off /proc, and their end. Standard library only: the warden imports it, too.
+
+A session holds what a runtime starts beside a sandbox: FUSE helpers leave their process group, but not their session.
+Where there is no namespace, what leaves its session still carries the mark that its sandbox put into its environment,
+unless it was made to lose that as well.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+__all__ = ["all_processes", "end_left", "kill_family", "own_children", "read_stat", "started"]
+
+_ROUNDS_MAX = 20  # of looking again for what was started meanwhile
+_WAIT_SECONDS = 0.02
+
+
+def kill_family(
+    leader: int | None, marker: str = "", *, since: int = 0, among: Callable[[], Iterable[int]] | None = None
+) -> set[int]:
+    """Kill the processes of a session, and those that carry the mark; gives pidfds of all that were found alive.
+
+    Looks at those that ``among`` gives, or at all that there are; what began before ``since`` is somebody else's.
+    """
+    assert leader is None or leader > 1, leader  # 0 and 1 are the sessions of the machine itself
+    held: dict[int, int] = {}
+    for _ in range(_ROUNDS_MAX):
+        there = all_processes() if among is None else among()
+        fresh = {pid for pid in there if pid not in held and _belongs(pid, leader, marker, since)}
+        if not fresh:
+            break
+        for pid in fresh:
+            with contextlib.suppress(OSError):
+                held[pid] = os.pidfd_open(pid)
+                signal.pidfd_send_signal(held[pid], signal.SIGKILL)
+    return set(held.values())
+
+
+def end_left(left: Iterable[tuple[int, int]], markers: Iterable[str], *, seconds: float) -> int:
+    """End what somebody who died has left: the processes, by pid and start time, and their sessions. Blocks.
+
+    Says how many were alive. A session keeps its leader's number from others for as long as it has members.
+    """
+    found = 0
+    due = time.monotonic() + seconds
+    wanted, marks = [(pid, begun) for pid, begun in left if pid > 1], [mark for mark in markers if mark]
+    while True:
+        alive = 0
+        for pid, begun in wanted:
+            leads = started(pid)
+            if leads not in (begun, None):
+                continue  # the number is somebody else's by now
+            members = _close(kill_family(pid, since=begun))
+            if leads is not None:  # it need not lead a session
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            alive += members or int(leads is not None)
+        alive += sum(_close(kill_family(None, mark)) for mark in marks)
+        found = max(found, alive)
+        if not alive or time.monotonic() >= due:
+            return found
+        time.sleep(_WAIT_SECONDS)
+
+
+def _close(descriptors: set[int]) -> int:
+    for descriptor in descriptors:
+        os.close(descriptor)
+    return len(descriptors)
+
+
+def started(pid: int) -> int | None:
+    """When a process was started, in clock ticks since the boot of the machine; ``None`` where there is none."""
+    try:
+        fields = read_stat(pid)
+        return None if fields[0] in "ZX" else int(fields[19])
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def read_stat(pid: int) -> list[str]:
+    """The fields of /proc/PID/stat from the state on: state, parent, group, session."""
+    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+
+
+def all_processes() -> Iterator[int]:
+    """Every process but this one."""
+    own = os.getpid()
+    for name in os.listdir("/proc"):  # noqa: PTH208 - the names are what is wanted
+        if name.isdigit() and int(name) != own:
+            yield int(name)
+
+
+def own_children() -> list[int]:
+    """The children of this process, which has one thread: with a subreaper, also all that lost their parent below."""
+    own = os.getpid()
+    return [int(word) for word in Path(f"/proc/{own}/task/{own}/children").read_text().split()]
+
+
+def _belongs(pid: int, leader: int | None, marker: str, since: int) -> bool:
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        fields = read_stat(pid)
+        if fields[0] in "ZX" or int(fields[19]) < since:
+            return False
+        if int(fields[3]) == leader:
+            return True
+        return bool(marker) and marker.encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    return False

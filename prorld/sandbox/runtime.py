@@ -1,0 +1,158 @@
+"""The one runtime: makes sandboxes behind a wall of any kind, keeps them, and leaves nothing of them behind."""
+
+from __future__ import annotations
+
+import posixpath
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import trio
+
+from prorld.errors import SandboxError, boundary
+from prorld.kit.cleanup import afterwards
+from prorld.kit.lanes import Lane
+from prorld.sandbox import reaper
+from prorld.sandbox.box import Box
+from prorld.sandbox.contract import Sandbox, SandboxInfo, SandboxSpec
+from prorld.sandbox.images.contract import Image, Images, PathImages
+from prorld.sandbox.link import Child
+from prorld.sandbox.seccomp import assemble
+from prorld.sandbox.wall import READY, Build, Request, Wall
+from prorld.sandbox.warden_client import Warden
+
+__all__ = ["Runtime"]
+
+BOOT_SECONDS = 30.0
+CLOSE_SECONDS = 10.0
+LAST_WORDS_SECONDS = 1.0
+
+_RESERVED = ("/bin", "/boot", "/dev", "/etc", "/lib", "/lib64", "/proc", "/run", "/sbin", "/sys", "/tmp/home", "/usr")  # noqa: S108
+
+
+class Runtime:
+    """Sandboxes of one kind. ``warden`` starts their processes, ``runtime_dir`` holds their scratch.
+
+    ``default_image`` is that of tasks that name none.
+    """
+
+    def __init__(
+        self,
+        wall: Wall,
+        warden: Warden,
+        *,
+        runtime_dir: Path,
+        boot_id: str,
+        images: Images | None = None,
+        default_image: str | None = None,
+    ) -> None:
+        self._default_image = default_image
+        self._wall = wall
+        self._warden = warden
+        self._runtime_dir = runtime_dir
+        self._boot_id = boot_id
+        self._images = images or PathImages()
+        self._filter = assemble()
+        self._lane = Lane("sandbox files", 4)
+        self._watch_lane = Lane("sandbox watch", 2)
+        self._boxes: dict[str, Box] = {}
+
+    @property
+    def name(self) -> str:
+        """The kind of its wall."""
+        return self._wall.name
+
+    def list(self) -> tuple[SandboxInfo, ...]:
+        """The live sandboxes."""
+        return tuple(box.info(self.name) for box in self._boxes.values())
+
+    async def run(
+        self,
+        spec: SandboxSpec,
+        *,
+        sandbox_id: str,
+        job_id: str,
+        task_status: trio.TaskStatus[Sandbox] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        """Make a sandbox, hand it out, keep it until cancelled, then leave nothing behind. Raises ``SandboxError``."""
+        spec = msgspec.structs.replace(spec, image=spec.image or self._default_image)
+        _check_workdir(spec.workdir)
+        self._wall.check(spec)
+        if sandbox_id in self._boxes:
+            raise SandboxError(f"there is a sandbox {sandbox_id} already", retryable=False)
+        box = Box(self._warden, spec, sandbox_id=sandbox_id, job_id=job_id, seccomp=self._filter)
+        self._boxes[sandbox_id] = box
+        try:
+            image = None if spec.image is None else await self._image(spec.image)
+            with boundary(SandboxError, "making the sandbox's directory"):
+                place = await self._lane.run(reaper.make_place, self._runtime_dir, self._boot_id, sandbox_id)
+
+            async def remove() -> None:
+                await self._lane.run(reaper.remove_place, place)
+
+            async with afterwards(CLOSE_SECONDS, f"removing the files of {sandbox_id}", remove):
+                await self._live(box, place, image, task_status)
+        finally:
+            del self._boxes[sandbox_id]
+
+    async def _image(self, name: str) -> Image:
+        return await self._images.resolve(name, unpacked=self._wall.unpacked)
+
+    async def _live(self, box: Box, place: Path, image: Image | None, task_status: trio.TaskStatus[Sandbox]) -> None:
+        """From the first process to the last."""
+        failure: SandboxError | None = None
+        closing = afterwards(CLOSE_SECONDS, f"closing {box.sandbox_id}", box.end)
+        async with closing, trio.open_nursery() as nursery:
+            try:
+                holder = await self._hold(box, place, image)
+                await box.furnish(nursery)
+                nursery.start_soon(partial(box.mind, self._watch_lane), name=f"limits of {box.sandbox_id}")
+                task_status.started(box)
+                await holder.wait()
+                failure = box.failure or SandboxError(f"sandbox {box.sandbox_id} ended by itself")
+            except SandboxError as exc:  # raised below, so that it does not come out as a group
+                failure = exc
+            finally:
+                box.leave()
+            nursery.cancel_scope.cancel("the sandbox has ended")
+        if failure is not None:
+            raise failure
+
+    async def _hold(self, box: Box, place: Path, image: Image | None) -> Child:
+        """Start the sandbox's first process and wait until the wall stands."""
+        request = Request(
+            spec=box.spec,
+            sandbox_id=box.sandbox_id,
+            place=place,
+            image=image,
+            uid=self._warden.uid,
+            gid=self._warden.gid,
+        )
+        with boundary(SandboxError, f"preparing {self.name}"):
+            build: Build = await self._lane.run(self._wall.build, request)
+        holder = await self._warden.spawn(
+            build.argv, env=build.env, data=build.data, helpers=build.helpers, marker=build.marker
+        )
+        box.hold(holder, build)
+        with boundary(SandboxError, "making the sandbox's directory"):
+            reaper.name_process(place, holder.pid, build.marker)
+        with trio.move_on_after(BOOT_SECONDS):
+            if await holder.greeting(READY):
+                return holder
+            raise SandboxError(f"{self.name}: {await _last_words(holder)}")
+        raise SandboxError(f"{self.name} did not come up in {BOOT_SECONDS:.0f} s")
+
+
+async def _last_words(holder: Child) -> str:
+    said = b""
+    with suppress(trio.BrokenResourceError, trio.ClosedResourceError), trio.move_on_after(LAST_WORDS_SECONDS):
+        while piece := await holder.tty.receive_some(1 << 12):
+            said = (said + piece)[-500:]
+    return said.decode("utf-8", "replace").strip() or "ended without a word"
+
+
+def _check_workdir(path: str) -> None:
+    reserved = any(path == name or path.startswith(f"{name}/") for name in _RESERVED)
+    if reserved or path == "/" or not path.startswith("/") or posixpath.normpath(path) != path or "\0" in path:
+        raise SandboxError(f"{path!r} can't be a sandbox's working directory", retryable=False)

@@ -1,0 +1,89 @@
+"""What stands between a sandbox and its host: the seam between the one runtime and the kinds of walls it can use.
+
+A wall says how the outermost process of a sandbox is started and how programs get inside. Everything else, the
+sessions, the files, the limits and the end, is the same for all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from prorld.sandbox.births import CONTROL_FD
+from prorld.sandbox.contract import SandboxSpec
+from prorld.sandbox.images.contract import Image
+
+__all__ = ["HOLDER", "HOME", "READY", "SHM_BYTES", "Build", "Request", "Wall", "image_environment"]
+
+READY = b"R"
+SHM_BYTES = 64 << 20
+HOME = "/tmp/home"  # noqa: S108 - of the sandbox
+# The first process of a sandbox: a bash that does nothing but wait for the end of its control socket. Sessions and file
+# transfers enter from outside, so that none of them can end it.
+_HOLD = f"printf {READY.decode()} >&{CONTROL_FD}; while IFS= read -r -u {CONTROL_FD} _; do :; done"
+HOLDER = ("/bin/bash", "--norc", "--noprofile", "-c", _HOLD)
+
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """A sandbox that is to be made. ``place`` is its own directory; ``uid`` and ``gid`` are the warden's."""
+
+    spec: SandboxSpec
+    sandbox_id: str
+    place: Path
+    image: Image | None
+    uid: int
+    gid: int
+
+
+class Build(msgspec.Struct, frozen=True, kw_only=True):
+    """How a sandbox is made.
+
+    ``argv`` starts its outermost process, with ``data`` on descriptors; ``env`` is that process's, ``session_env`` that
+    of the programs inside. ``has_namespaces`` says that these enter the namespaces of its first process, ``furnish``
+    what is put there beforehand, and otherwise they run beside it. ``scratch`` are its directories in memory,
+    ``on_disk`` those on the host's disk that it writes to.
+    """
+
+    argv: list[str]
+    env: dict[str, str] = {}
+    data: list[bytes] = []
+    helpers: bool = False
+    marker: str = ""
+    has_namespaces: bool = True
+    furnish: dict[str, object] = {}
+    session_env: Mapping[str, str]
+    workdir: str
+    scratch: tuple[str, ...] = ()
+    on_disk: tuple[str, ...] = ()
+
+
+class Wall(Protocol):
+    """One kind of wall."""
+
+    @property
+    def name(self) -> str:
+        """The kind, as it shows in status and in records."""
+        ...
+
+    @property
+    def unpacked(self) -> bool:
+        """Whether images have to be directories."""
+        ...
+
+    def check(self, spec: SandboxSpec) -> None:
+        """Raise ``SandboxError``, not to be tried again, for what this wall can't make."""
+        ...
+
+    def build(self, request: Request) -> Build:
+        """Make what has to be there beforehand, and say how to go on. Blocks; called in a thread lane."""
+        ...
+
+
+def image_environment(image: Image | None, home: str = HOME) -> dict[str, str]:
+    """What every program in a sandbox finds in its environment, before what its task adds."""
+    return {"PATH": _PATH, **({} if image is None else image.env), "HOME": home}
