@@ -20,7 +20,7 @@ from prorld.sandbox.python_session import PythonDialect
 from prorld.sandbox.session import Session, keep_empty
 from prorld.sandbox.wall import Build
 from prorld.sandbox.warden_client import Warden
-from prorld.sandbox.watchdog import over_disk, over_memory
+from prorld.sandbox.watchdog import over_disk, over_memory, without_helper
 
 __all__ = ["Box"]
 
@@ -105,23 +105,21 @@ class Box:
                 raise SandboxError(f"sandbox {self.sandbox_id} could not be furnished")
 
     async def mind(self, lane: Lane) -> None:
-        """End the sandbox when all of it together holds more memory or more of the disk than its limits."""
+        """End the sandbox when all of it together holds more than its limits, or when it has lost its helpers."""
         holder, build = await self._check_up(), self._made
-        limits = self.spec.limits
+        limits, roots = self.spec.limits, partial(self._roots, holder)
         async with trio.open_nursery() as nursery:
 
-            async def until(over: Callable[[], Awaitable[tuple[int, int]]], code: str, what: str) -> None:
-                held, limit = await over()
-                words = f"sandbox {self.sandbox_id} held {held} bytes of {what}, {limit} are its limit"
-                self._failure = self._failure or SandboxError(words, code=code, retryable=False)
-                nursery.cancel_scope.cancel(f"the sandbox holds too much {what}")
+            async def until(trouble: Callable[[], Awaitable[SandboxError]]) -> None:
+                failure = await trouble()
+                self._failure = self._failure or failure
+                nursery.cancel_scope.cancel(failure.message)
 
-            roots = partial(self._roots, holder)
-            memory = partial(over_memory, lane, roots, build.scratch, limits.memory_bytes)
-            nursery.start_soon(until, memory, "sandbox_out_of_memory", "memory")
+            nursery.start_soon(until, partial(over_memory, lane, roots, build.scratch, limits.memory_bytes))
             if build.on_disk:
-                disk = partial(over_disk, lane, build.on_disk, limits.disk_bytes)
-                nursery.start_soon(until, disk, "sandbox_out_of_disk", "disk")
+                nursery.start_soon(until, partial(over_disk, lane, build.on_disk, limits.disk_bytes))
+            if build.helpers and holder.first is not None:
+                nursery.start_soon(until, partial(without_helper, holder.pid, holder.first))
         self.leave()
         await holder.end()
 

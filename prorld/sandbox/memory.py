@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
-__all__ = ["glance", "held_bytes", "process_tree", "resident_bytes"]
+__all__ = ["children", "glance", "held_bytes", "process_tree", "resident_bytes"]
 
 TREE_MAX = 1 << 22  # as many as a kernel has
 FEW = 32
@@ -55,7 +55,7 @@ def process_tree(roots: Iterable[int], *, at_most: int = TREE_MAX) -> list[int] 
         threads += len(tasks)
         if threads > at_most:
             return None
-        pids += _children(pid, tasks)
+        pids += children(pid, tasks)
     return pids
 
 
@@ -88,7 +88,8 @@ def _scratch_bytes(roots: Iterable[int], scratch: Sequence[str]) -> int:
     return 0
 
 
-def _children(pid: int, tasks: Sequence[str] | None = None) -> list[int]:
+def children(pid: int, tasks: Sequence[str] | None = None) -> list[int]:
+    """The children of a process, whichever of its threads has made them."""
     found: list[int] = []
     for task in _tasks(pid) if tasks is None else tasks:
         with suppress(OSError):

@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import trio
 
 from prorld.errors import SandboxError
-from prorld.sandbox.contract import SandboxSpec
+from prorld.sandbox.contract import SandboxLimits, SandboxSpec
 from prorld.sandbox.runtime import Runtime
 from prorld.testing.sandbox_contract import open_sandbox
 
@@ -89,3 +90,19 @@ async def test_no_shell_in_the_image(runtime: Runtime, empty_image: str) -> None
     """An image that can't be used says why, in bubblewrap's own words."""
     with pytest.raises(SandboxError, match="bubblewrap: bwrap: "):
         await runtime.run(SandboxSpec(image=empty_image), sandbox_id="s", job_id="j")
+
+
+@pytest.mark.slow
+async def test_the_disk_is_bounded(runtime: Runtime, image: str) -> None:
+    """Who writes more to the overlay than the limit ends, and that is said; who writes less stays."""
+    spec = SandboxSpec(image=image, limits=SandboxLimits(disk_bytes=4 << 20))
+    async with open_sandbox(runtime, spec, sandbox_id="little") as little:
+        await little.bash("head -c 1M /dev/zero >/data/little")
+        with trio.fail_after(30), pytest.RaisesGroup(pytest.RaisesExc(SandboxError, match="bytes of disk")) as caught:
+            async with open_sandbox(runtime, spec, sandbox_id="much") as much:
+                await much.bash("head -c 16M /dev/zero >/data/much")
+                await trio.sleep_forever()
+        (failure,) = caught.value.exceptions
+        assert isinstance(failure, SandboxError)
+        assert failure.stable_code == "sandbox_out_of_disk"
+        assert (await little.bash("echo on")).output == b"on\n"
