@@ -7,7 +7,9 @@ from contextlib import closing
 from functools import partial
 from typing import Literal, TypeVar
 
+import structlog
 import trio
+from structlog.typing import FilteringBoundLogger
 
 from prorld.errors import SandboxError
 from prorld.kit.lanes import Lane
@@ -23,6 +25,8 @@ from prorld.sandbox.warden_client import Warden
 from prorld.sandbox.watchdog import over_disk, over_memory, without_helper
 
 __all__ = ["Box"]
+
+log: FilteringBoundLogger = structlog.get_logger()
 
 T = TypeVar("T")
 
@@ -84,7 +88,10 @@ class Box:
         self._files = Files(self._spawn_helper, build.workdir)
 
     async def furnish(self, nursery: trio.Nursery) -> None:
-        """Bring the shell up. ``nursery`` lasts as long as the sandbox; the interpreter comes when it is asked for."""
+        """Let it be used. The shell comes up meanwhile, the interpreter when it is asked for.
+
+        ``nursery`` lasts as long as the sandbox.
+        """
         holder, build = await self._check_up(), self._made
         nursery.start_soon(keep_empty, holder.tty, name=f"tty of {self.sandbox_id}")
         if build.furnish:
@@ -94,8 +101,15 @@ class Box:
         )
         self._bash = make(BashDialect(), name="bash")
         self._python = make(PythonDialect(), name="python")
-        await self._bash.start()
+        nursery.start_soon(self._bring_up, self._bash, name=f"shell of {self.sandbox_id}")
         self._state = "up"
+
+    async def _bring_up(self, session: Session) -> None:
+        try:
+            await session.start()
+        except SandboxError as exc:
+            # Whoever uses it first tries again, and is told when that fails, too.
+            log.info("sandbox.session_late", sandbox_id=self.sandbox_id, why=exc.message)
 
     async def _put_furniture(self, build: Build) -> None:
         argv = ("/bin/bash", "--norc", "--noprofile", "-c", ":")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import posixpath
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -27,6 +29,7 @@ __all__ = ["Runtime"]
 BOOT_SECONDS = 30.0
 CLOSE_SECONDS = 10.0
 LAST_WORDS_SECONDS = 1.0
+ENVIRONMENT_BYTES_MAX = 32 << 10
 
 _RESERVED = ("/bin", "/boot", "/dev", "/etc", "/lib", "/lib64", "/proc", "/run", "/sbin", "/sys", "/tmp/home", "/usr")  # noqa: S108
 
@@ -78,6 +81,7 @@ class Runtime:
         """Make a sandbox, hand it out, keep it until cancelled, then leave nothing behind. Raises ``SandboxError``."""
         spec = msgspec.structs.replace(spec, image=spec.image or self._default_image)
         _check_workdir(spec.workdir)
+        _check_environment(spec.env)
         self._wall.check(spec)
         if sandbox_id in self._boxes:
             raise SandboxError(f"there is a sandbox {sandbox_id} already", retryable=False)
@@ -156,3 +160,19 @@ def _check_workdir(path: str) -> None:
     reserved = any(path == name or path.startswith(f"{name}/") for name in _RESERVED)
     if reserved or path == "/" or not path.startswith("/") or posixpath.normpath(path) != path or "\0" in path:
         raise SandboxError(f"{path!r} can't be a sandbox's working directory", retryable=False)
+
+
+def _check_environment(env: Mapping[str, str]) -> None:
+    """No program could be started with what is refused here, and the first one would be found out about late."""
+    total = 0
+    for name, value in env.items():
+        try:
+            raw = os.fsencode(f"{name}={value}")
+        except UnicodeEncodeError:
+            raw = b"\0"
+        total += len(raw)
+        if not name or "=" in name or b"\0" in raw:
+            raise SandboxError(f"{name!r} can't be a variable of a sandbox's environment", retryable=False)
+    if total > ENVIRONMENT_BYTES_MAX:
+        words = f"a sandbox's environment can't be larger than {ENVIRONMENT_BYTES_MAX} bytes, and this has {total}"
+        raise SandboxError(words, retryable=False)

@@ -200,8 +200,15 @@ async def test_never_as_root() -> None:
 
 @pytest.mark.parametrize(
     "spec",
-    [SandboxSpec(image="/no/such/image"), SandboxSpec(env={"A": "x" * 200_000}), SandboxSpec(workdir="/proc/1")],
-    ids=["image", "environment", "workdir"],
+    [
+        SandboxSpec(image="/no/such/image"),
+        SandboxSpec(env={"A": "x" * 200_000}),
+        SandboxSpec(env={"A=B": "c"}),
+        SandboxSpec(env={"A": "\0"}),
+        SandboxSpec(env={"A": "\ud800"}),
+        SandboxSpec(workdir="/proc/1"),
+    ],
+    ids=["image", "large environment", "name", "value", "no text", "workdir"],
 )
 async def test_impossible_spec(runtime: Runtime, spec: SandboxSpec) -> None:
     """What can't be made is an error that comes out bare, and nothing is left."""
