@@ -7,7 +7,7 @@ the first byte that its bash says. Ours has started when the runtime hands it ou
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import msgspec
@@ -15,6 +15,7 @@ import trio
 
 from prorld.bench.figures import Aim, Some
 from prorld.bench.leftovers import Leftovers, found_left
+from prorld.bench.live import Crowd
 from prorld.bench.peers import Spawner, open_spawner
 from prorld.bench.processes import BenchFailed
 from prorld.bench.sample import (
@@ -32,12 +33,21 @@ from prorld.bench.sandbox_world import Prewarming, World, open_runtimes
 from prorld.sandbox.contract import Sandbox, SandboxSpec
 from prorld.sandbox.memory import process_tree
 
-__all__ = ["AIMS", "WALLS", "SandboxesFigures", "SandboxesPlan", "aims_of", "missed", "run_sandboxes"]
+__all__ = [
+    "AIMS",
+    "WALLS",
+    "SandboxesFigures",
+    "SandboxesPlan",
+    "aims_of",
+    "left_figures",
+    "measure_warm",
+    "missed",
+    "run_sandboxes",
+]
 
 WALLS = ("bubblewrap", "apptainer")
 BENCH_S_MAX = 1800.0
 LIMIT_S = 30.0
-STARTERS = 4  # sandboxes that begin at the same time, of many
 SETTLE_S = 0.5  # before memory is looked at
 
 
@@ -115,11 +125,11 @@ async def run_sandboxes(plan: SandboxesPlan, tell: Callable[[str], None]) -> Mac
                     before = found_left(world)
                     tell(f"{plan.rounds} pairs, {wall}")
                     found |= await _pairs(world, wall, spawner, plan, notes)
-                    found |= await _warm(world, wall, plan, notes)
+                    found |= await measure_warm(world, wall, plan, notes)
                     tell(f"{plan.idle} idle sandboxes, {wall}")
                     found |= await _idle(world, wall, plan, notes)
                     tell(f"{plan.live} sandboxes at once, {wall}")
-                    found |= await _crowd(world, wall, plan)
+                    found |= await _crowd(world, wall, plan, notes)
                     found |= left_figures(wall, found_left(world), before)
     return msgspec.convert({**found, **machine.figures(notes)}, SandboxesFigures)
 
@@ -207,7 +217,7 @@ async def _pairs(world: World, wall: str, spawner: Spawner, plan: SandboxesPlan,
     return found
 
 
-async def _warm(world: World, wall: str, plan: SandboxesPlan, notes: list[str]) -> dict[str, float]:
+async def measure_warm(world: World, wall: str, plan: SandboxesPlan, notes: list[str]) -> dict[str, float]:
     """Sandboxes that stand ready, taken one at a time; what refills the pool is awaited in between."""
     pool: Prewarming | None = world.prewarming(wall)
     if pool is None:
@@ -223,49 +233,23 @@ async def _warm(world: World, wall: str, plan: SandboxesPlan, notes: list[str]) 
 # --- many at once -----------------------------------------------------------------------------------------------------
 
 
-class _Crowd:
-    """Sandboxes that live at the same time, in a nursery that ends them."""
+async def _answering(sandboxes: Sequence[Sandbox], wall: str) -> int:
+    """How many of them answer, all asked at once, each for a word of its own."""
+    good = 0
 
-    def __init__(self, world: World, wall: str, name: str) -> None:
-        self._world, self._wall, self._name = world, wall, name
-        self.sandboxes: list[Sandbox] = []
+    async def ask(number: int, sandbox: Sandbox) -> None:
+        nonlocal good
+        await _answers(sandbox, wall, f"sandbox-{number}")
+        good += 1
 
-    async def begin(self, count: int, nursery: trio.Nursery) -> None:
-        """Start so many, a few at the same time."""
-        starting = trio.CapacityLimiter(STARTERS)
-        async with trio.open_nursery() as births:
-            for number in range(count):
-                births.start_soon(self._begin_one, number, nursery, starting)
-
-    async def _begin_one(self, number: int, nursery: trio.Nursery, starting: trio.CapacityLimiter) -> None:
-        async with starting:
-            self.sandboxes.append(await nursery.start(self._run, number))
-
-    async def _run(self, number: int, task_status: trio.TaskStatus[Sandbox] = trio.TASK_STATUS_IGNORED) -> None:
-        await self._world.runtimes[self._wall].run(
-            self._world.spec(self._wall),
-            sandbox_id=f"{self._wall}-{self._name}-{number}",
-            job_id="bench",
-            task_status=task_status,
-        )
-
-    async def answer(self) -> int:
-        """How many of them answer, each with a word of its own."""
-        good = 0
-
-        async def ask(number: int, sandbox: Sandbox) -> None:
-            nonlocal good
-            await _answers(sandbox, self._wall, f"sandbox-{number}")
-            good += 1
-
-        async with trio.open_nursery() as nursery:
-            for number, sandbox in enumerate(self.sandboxes):
-                nursery.start_soon(ask, number, sandbox)
-        return good
+    async with trio.open_nursery() as nursery:
+        for number, sandbox in enumerate(sandboxes):
+            nursery.start_soon(ask, number, sandbox)
+    return good
 
 
 async def _idle(world: World, wall: str, plan: SandboxesPlan, notes: list[str]) -> dict[str, float]:
-    crowd = _Crowd(world, wall, "idle")
+    crowd = Crowd(world, wall, "idle")
     before = _below(world)
     async with trio.open_nursery() as nursery:
         await crowd.begin(plan.idle, nursery)
@@ -273,30 +257,34 @@ async def _idle(world: World, wall: str, plan: SandboxesPlan, notes: list[str]) 
         pids = _below(world) - before
         held = pss_kb(pids)
         nursery.cancel_scope.cancel("it is measured")
-    found = {f"{wall}_idle_processes": len(pids) / plan.idle}
+    notes += crowd.notes()
+    if not crowd.sandboxes:
+        return {}
+    found = {f"{wall}_idle_processes": len(pids) / len(crowd.sandboxes)}
     if held is None:
         notes.append(f"{wall}_idle_pss_kb: the kernel does not show this user the memory of its sandboxes")
         return found
-    return {**found, f"{wall}_idle_pss_kb": held / plan.idle}
+    return {**found, f"{wall}_idle_pss_kb": held / len(crowd.sandboxes)}
 
 
 def _below(world: World) -> set[int]:
     return set(process_tree([world.warden_pid]) or ()) - {world.warden_pid}
 
 
-async def _crowd(world: World, wall: str, plan: SandboxesPlan) -> dict[str, float]:
-    crowd = _Crowd(world, wall, "live")
+async def _crowd(world: World, wall: str, plan: SandboxesPlan, notes: list[str]) -> dict[str, float]:
+    crowd = Crowd(world, wall, "live")
     async with trio.open_nursery() as nursery:
         began = time.perf_counter()
         await crowd.begin(plan.live, nursery)
         started = time.perf_counter()
-        answering = await crowd.answer()
+        answering = await _answering(crowd.sandboxes, wall)
         ending = time.perf_counter()
         nursery.cancel_scope.cancel("it is measured")
     ended = time.perf_counter()
+    notes += crowd.notes()
     return {
         f"{wall}_live": float(answering),
-        f"{wall}_live_start_per_s": plan.live / (started - began),
+        f"{wall}_live_start_per_s": len(crowd.sandboxes) / (started - began),
         f"{wall}_live_answer_s": ending - started,
         f"{wall}_live_end_s": ended - ending,
     }

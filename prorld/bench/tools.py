@@ -13,6 +13,7 @@ import trio
 from msgspec import Meta
 
 from prorld.bench.figures import Aim, Some, quantile
+from prorld.bench.live import Crowd
 from prorld.bench.peers import PEERS, Spawner, open_spawner, peer_round
 from prorld.bench.processes import BenchFailed
 from prorld.bench.sample import Machine, MachineFigures, by_wall, cpu_ms, left_out, missed_of, p50_p95, ratio
@@ -21,7 +22,7 @@ from prorld.errors import ProrldError, chain, leaves
 from prorld.sandbox.contract import Kernel, Sandbox
 from prorld.testing.sandbox_contract import open_sandbox
 
-__all__ = ["AIMS", "ToolsFigures", "ToolsPlan", "aims_of", "missed", "run_tools"]
+__all__ = ["AIMS", "ToolsFigures", "ToolsPlan", "aims_of", "missed", "run_tools", "with_ratios"]
 
 BENCH_S_MAX = 1800.0
 LIMIT_S = 30.0
@@ -29,7 +30,6 @@ COMMAND, ANSWER = "echo hi", b"hi\n"
 CELL = "x = 1; print(x); x + 1"
 KERNELS: tuple[Kernel, ...] = ("ipython", "plain")
 SANDBOXES = ("bubblewrap", "apptainer")
-STARTERS = 4
 WARM_COMMANDS = 20  # of ours, and cells, before any is counted
 
 _IS_IPYTHON = "print('IPython' in __import__('sys').modules)"
@@ -110,7 +110,7 @@ async def run_tools(plan: ToolsPlan, tell: Callable[[str], None]) -> MachineFigu
                     found |= await _cells(world, wall, kernel, plan, notes)
             for wall in world.runtimes:
                 tell(f"{plan.live} live sandboxes, {wall}")
-                found |= await _crowd(world, wall, plan)
+                found |= await _crowd(world, wall, plan, notes)
     return msgspec.convert({**found, **machine.figures(notes)}, ToolsFigures)
 
 
@@ -274,20 +274,10 @@ async def _cell(sandbox: Sandbox) -> float:
 # --- many at once -----------------------------------------------------------------------------------------------------
 
 
-async def _crowd(world: World, wall: str, plan: ToolsPlan) -> dict[str, float]:
+async def _crowd(world: World, wall: str, plan: ToolsPlan, notes: list[str]) -> dict[str, float]:
     """All sandboxes at once, each given its next command as soon as it has answered."""
-    starting = trio.CapacityLimiter(STARTERS)
-    sandboxes: list[Sandbox] = []
+    crowd = Crowd(world, wall, "live")
     done = 0
-
-    async def live(number: int, task_status: trio.TaskStatus[Sandbox] = trio.TASK_STATUS_IGNORED) -> None:
-        await world.runtimes[wall].run(
-            world.spec(wall), sandbox_id=f"{wall}-live-{number}", job_id="bench", task_status=task_status
-        )
-
-    async def start(number: int, nursery: trio.Nursery) -> None:
-        async with starting:
-            sandboxes.append(await nursery.start(live, number))
 
     async def drive(sandbox: Sandbox) -> None:
         nonlocal done
@@ -298,18 +288,17 @@ async def _crowd(world: World, wall: str, plan: ToolsPlan) -> dict[str, float]:
             done += 1
 
     async with trio.open_nursery() as living:
-        async with trio.open_nursery() as births:
-            for number in range(plan.live):
-                births.start_soon(start, number, living)
+        await crowd.begin(plan.live, living)
         with trio.move_on_after(plan.seconds):
             cpu_before, began = cpu_ms(), time.perf_counter()
             async with trio.open_nursery() as drivers:
-                for sandbox in sandboxes:
+                for sandbox in crowd.sandboxes:
                     drivers.start_soon(drive, sandbox)
         seconds, used_ms = time.perf_counter() - began, cpu_ms() - cpu_before
         living.cancel_scope.cancel("everything is measured")
+    notes += crowd.notes()
     return {
-        f"{wall}_live": float(len(sandboxes)),
+        f"{wall}_live": float(len(crowd.sandboxes)),
         f"{wall}_live_per_s": done / seconds,
         f"{wall}_live_cpu_ms": used_ms / max(1, done),
     }

@@ -12,7 +12,6 @@ round, in which the first command is not counted. PEER is one of
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import resource
@@ -178,6 +177,8 @@ def tmux(commands: int, *, eager: bool = False) -> None:
 def rex(commands: int) -> None:
     """A session of its local runtime, as its own users make it."""
     try:
+        import asyncio
+
         from swerex.runtime.abstract import BashAction, CreateBashSessionRequest
         from swerex.runtime.local import LocalRuntime
     except ImportError as exc:
