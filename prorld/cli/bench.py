@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 PlanT = TypeVar("PlanT")
 WalledT = TypeVar("WalledT", bound="msgspec.Struct")
 
-SUMMARY = "measure what the service and its sandboxes cost by themselves"
+SUMMARY = "measure what the service and sandboxes cost"
 
 _WHAT = ("orchestration", "transport", "tools", "sandboxes")
 
@@ -50,9 +50,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("prorld bench orchestration --check", "exit 1 and a line for each aim that is missed"),
         ("prorld bench transport --check", "CPU per engine call at 64, 256 and 512 in flight, two minutes"),
         ("prorld bench orchestration --concurrent 200 --held 500 --abandoned 300", "a quick look"),
-        ("prorld bench tools --quick --wall bare --wall bubblewrap", "a quick look, without Apptainer"),
+        ("prorld bench tools --quick", "a quick look"),
         ("prorld bench tools --image DIR --check", "every wall, on an image that is a directory"),
-        ("prorld bench sandboxes --image DIR --check", "likewise; exit 1 and a line for each aim that is missed"),
+        ("prorld bench sandboxes --image DIR --check", "likewise"),
     )
     parser.add_argument("what", choices=_WHAT, help="what to measure")
     for name, what in _COUNTS.items():
