@@ -289,8 +289,8 @@ async def _crowd(world: World, wall: str, plan: ToolsPlan, notes: list[str]) -> 
 
     async with trio.open_nursery() as living:
         await crowd.begin(plan.live, living)
+        cpu_before, began = cpu_ms(), time.perf_counter()
         with trio.move_on_after(plan.seconds):
-            cpu_before, began = cpu_ms(), time.perf_counter()
             async with trio.open_nursery() as drivers:
                 for sandbox in crowd.sandboxes:
                     drivers.start_soon(drive, sandbox)
