@@ -22,26 +22,26 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import msgspec
 import trio
 
-from prorld.bench.bare import BareRuntime
 from prorld.bench.processes import BenchFailed
 from prorld.bench.spawner import Order
 from prorld.errors import ProrldError, SandboxError, chain, leaves
 from prorld.ops.users import sandbox_user
-from prorld.sandbox.bubblewrap import BubblewrapRuntime
+from prorld.sandbox.apptainer import VARIABLE
 from prorld.sandbox.contract import SandboxRuntime, SandboxSpec
+from prorld.sandbox.kinds import WallSettings, make_wall
 from prorld.sandbox.link import Child
 from prorld.sandbox.reaper import remove_place
+from prorld.sandbox.runtime import Runtime
 from prorld.sandbox.warden_client import Warden, run_warden
 from prorld.testing.leftovers import children
 from prorld.testing.sandbox_contract import open_sandbox
 
-__all__ = ["WALLS", "Prewarming", "Recipe", "Spawned", "World", "find_apptainer", "open_runtimes"]
+__all__ = ["WALLS", "Prewarming", "Recipe", "Spawned", "World", "open_runtimes"]
 
 WALLS = ("bare", "bubblewrap", "apptainer")
 USER = "nobody"
 BOOT_ID = "bench"
 NOTED_MAX = 4096
-APPTAINER_VARIABLE = "PRORLD_APPTAINER"
 _PATH = "/usr/local/bin:/usr/bin:/bin"
 _APPTAINER_TOOL = ".tools/apptainer/bin/apptainer"
 
@@ -224,26 +224,20 @@ def _make(
 ) -> tuple[dict[str, SandboxRuntime], dict[str, str]]:
     runtimes: dict[str, SandboxRuntime] = {}
     missing: dict[str, str] = {}
+    settings = WallSettings(apptainer=_apptainer())
     for name in names:
-        if name == "bare":
-            runtimes[name] = BareRuntime(warden, runtime_dir=runtime_dir)
-        elif name == "bubblewrap":
-            runtimes[name] = BubblewrapRuntime(warden, runtime_dir=runtime_dir, boot_id=BOOT_ID)
-        elif find_apptainer() is None:
-            missing[name] = f"apptainer: not found; ${APPTAINER_VARIABLE} may name it"
-        elif image is None:
+        if name == "apptainer" and image is None:
             missing[name] = "apptainer: needs an image, `--image DIR`"
-        else:
-            missing[name] = "apptainer: there is no runtime for it"
+            continue
+        wall = make_wall("local" if name == "bare" else name, settings)
+        runtimes[name] = Runtime(wall, warden, runtime_dir=runtime_dir, boot_id=BOOT_ID)
     return runtimes, missing
 
 
-def find_apptainer() -> str | None:
-    """Apptainer as the environment names it, as the project installs it, or on PATH."""
-    for path in (os.environ.get(APPTAINER_VARIABLE), str(Path(_APPTAINER_TOOL).absolute())):
-        if path and os.access(path, os.X_OK):
-            return path
-    return shutil.which("apptainer")
+def _apptainer() -> str | None:
+    """That which the project installs for itself, unless the environment names another; ``None`` leaves it to PATH."""
+    own = str(Path(_APPTAINER_TOOL).absolute())
+    return own if not os.environ.get(VARIABLE) and os.access(own, os.X_OK) else None
 
 
 async def _trouble(world: World, wall: str) -> str | None:
