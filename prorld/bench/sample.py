@@ -13,6 +13,7 @@ import msgspec
 from prorld.bench.figures import Aim, lines_of, quantile
 
 __all__ = [
+    "NO_DEATHS",
     "Machine",
     "MachineFigures",
     "by_wall",
@@ -27,13 +28,20 @@ __all__ = [
 
 
 class MachineFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """What every bench says of the machine and of itself; ``notes`` say why a figure is null."""
+    """What every bench says of the machine and of itself; ``notes`` say why a figure is null.
+
+    ``warden_deaths`` is how often the warden died: all sandboxes end with it, and another one is started.
+    """
 
     notes: list[str]
+    warden_deaths: int
     cores: int
     load_1m_before: float
     load_1m_after: float
     seconds: float
+
+
+NO_DEATHS = Aim(figure="warden_deaths", bound=0, how="at most")
 
 
 class Machine:
@@ -43,10 +51,11 @@ class Machine:
         self._began = time.monotonic()
         self._load_before = os.getloadavg()[0]
 
-    def figures(self, notes: Sequence[str]) -> dict[str, Any]:
+    def figures(self, notes: Sequence[str], warden_deaths: int) -> dict[str, Any]:
         """The fields of ``MachineFigures``."""
         return {
             "notes": list(notes),
+            "warden_deaths": warden_deaths,
             "cores": len(os.sched_getaffinity(0)),
             "load_1m_before": self._load_before,
             "load_1m_after": os.getloadavg()[0],

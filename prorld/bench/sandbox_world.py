@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -42,6 +42,7 @@ WALLS = ("bare", "bubblewrap", "apptainer")
 USER = "nobody"
 BOOT_ID = "bench"
 NOTED_MAX = 4096
+_WARDEN = b"prorld.sandbox.warden"
 _PATH = "/usr/local/bin:/usr/bin:/bin"
 _APPTAINER_TOOL = ".tools/apptainer/bin/apptainer"
 
@@ -87,6 +88,11 @@ class NotingWarden(Warden):
     def is_up(self) -> bool:
         """Whether there is a warden process now."""
         return self._inner.is_up
+
+    @property
+    def deaths(self) -> int:
+        """How often it has died so far."""
+        return self._inner.restarts_total
 
     async def spawn(self, argv: Sequence[str], **wish: Any) -> Child:
         """As the warden's own."""
@@ -141,9 +147,17 @@ class World(msgspec.Struct, frozen=True, kw_only=True):
     runtimes: Mapping[str, SandboxRuntime]
     missing: Mapping[str, str]
     warden: NotingWarden
-    warden_pid: int
     runtime_dir: Path
     image: str | None
+
+    @property
+    def warden_pid(self) -> int:
+        """The warden of this moment: one that died has been replaced."""
+        for pid in children():
+            with suppress(OSError):
+                if _WARDEN in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    return pid
+        raise BenchFailed("there is no warden")
 
     @property
     def sessions(self) -> frozenset[int]:
@@ -191,16 +205,13 @@ async def open_runtimes(names: Sequence[str], image: str | None) -> AsyncIterato
     with tempfile.TemporaryDirectory(prefix="prorld-bench-") as place:
         runtime_dir = _passable(Path(place))
         async with trio.open_nursery() as nursery:
-            before = children()
             inner: Warden = await nursery.start(partial(run_warden, user=user), name="warden")
-            (warden_pid,) = children() - before
             warden = NotingWarden(inner, runtime_dir)
             runtimes, missing = _make(names, warden, runtime_dir, image)
             world = World(
                 runtimes=runtimes,
                 missing=missing,
                 warden=warden,
-                warden_pid=warden_pid,
                 runtime_dir=runtime_dir,
                 image=image,
             )

@@ -19,6 +19,7 @@ from prorld.bench.live import Crowd
 from prorld.bench.peers import Spawner, open_spawner
 from prorld.bench.processes import BenchFailed
 from prorld.bench.sample import (
+    NO_DEATHS,
     Machine,
     MachineFigures,
     by_wall,
@@ -105,7 +106,7 @@ AIMS: tuple[Aim, ...] = tuple(
 
 def aims_of(plan: SandboxesPlan) -> tuple[Aim, ...]:
     """The aims, with as many live sandboxes as were asked for."""
-    return (*AIMS, *(Aim(figure=f"{wall}_live", bound=plan.live, how="at least") for wall in WALLS))
+    return (*AIMS, NO_DEATHS, *(Aim(figure=f"{wall}_live", bound=plan.live, how="at least") for wall in WALLS))
 
 
 def missed(figures: MachineFigures, plan: SandboxesPlan) -> list[str]:
@@ -131,7 +132,8 @@ async def run_sandboxes(plan: SandboxesPlan, tell: Callable[[str], None]) -> Mac
                     tell(f"{plan.live} sandboxes at once, {wall}")
                     found |= await _crowd(world, wall, plan, notes)
                     found |= left_figures(wall, found_left(world), before)
-    return msgspec.convert({**found, **machine.figures(notes)}, SandboxesFigures)
+            deaths = world.warden.deaths
+    return msgspec.convert({**found, **machine.figures(notes, deaths)}, SandboxesFigures)
 
 
 def left_figures(wall: str, after: Leftovers, before: Leftovers) -> dict[str, float]:
