@@ -1,1 +1,1 @@
-"""Measures what the service costs by itself: a real daemon, a scripted engine without latency, no sandbox."""
+"""Measures what the service costs by itself, on a real daemon with a scripted engine, and what its sandboxes cost."""

@@ -1,4 +1,4 @@
-"""``prorld bench``: what the service costs by itself, measured on this machine."""
+"""``prorld bench``: what the service and its sandboxes cost by themselves, measured on this machine."""
 
 from __future__ import annotations
 
@@ -7,19 +7,22 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from prorld.cli.common import add_json_option, epilog, positive
-from prorld.cli.exits import Exit
+from prorld.cli.exits import Exit, UsageError
 from prorld.cli.output import note, say, say_json, table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     import msgspec
 
     from prorld.bench.figures import Aim
 
 PlanT = TypeVar("PlanT")
+WalledT = TypeVar("WalledT", bound="msgspec.Struct")
 
-SUMMARY = "measure what the service costs by itself"
+SUMMARY = "measure what the service and sandboxes cost"
+
+_WHAT = ("orchestration", "transport", "tools", "sandboxes")
 
 # The flags of ``orchestration`` that set a number of its plan, and what each counts.
 _COUNTS = {
@@ -38,6 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "orchestration: a daemon and a scripted engine without latency, each a process of its own, real HTTP and no\n"
         "sandbox. transport: what an engine call costs the daemon, beside httpx2 and httpx where they are installed.\n"
+        "tools: a command and a cell in our sessions, beside tmux, SWE-ReX and a process for each. sandboxes: start\n"
+        "and end beside the bare runtime, memory, many at once, and what is left.\n"
         "Figures of CPU hold on a busy machine, too; of times, trust the ratios. docs/bench.md explains each."
     )
     parser.epilog = epilog(
@@ -45,12 +50,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("prorld bench orchestration --check", "exit 1 and a line for each aim that is missed"),
         ("prorld bench transport --check", "CPU per engine call at 64, 256 and 512 in flight, two minutes"),
         ("prorld bench orchestration --concurrent 200 --held 500 --abandoned 300", "a quick look"),
+        ("prorld bench tools --quick", "a quick look"),
+        ("prorld bench tools --image DIR --check", "every wall, on an image that is a directory"),
+        ("prorld bench sandboxes --image DIR --check", "likewise"),
     )
-    parser.add_argument("what", choices=("orchestration", "transport"), help="what to measure")
+    parser.add_argument("what", choices=_WHAT, help="what to measure")
     for name, what in _COUNTS.items():
         parser.add_argument(f"--{name}", type=positive, metavar="N", help=what)
-    parser.add_argument("--rounds", type=positive, metavar="N", help="transport: rounds of each measurement")
-    parser.add_argument("--seconds", type=_seconds, metavar="S", help="transport: length of a round")
+    parser.add_argument("--rounds", type=positive, metavar="N", help="all others: rounds of each measurement")
+    parser.add_argument("--seconds", type=_seconds, metavar="S", help="transport, tools: length of a round")
+    walled = parser.add_argument_group("tools and sandboxes")
+    walled.add_argument("--image", metavar="DIR", help="a root file system for sandboxes; Apptainer needs one")
+    walled.add_argument(
+        "--wall", action="append", choices=("bare", "bubblewrap", "apptainer"), help="measure this alone, or these"
+    )
+    walled.add_argument("--live", type=positive, metavar="N", help="sandboxes at once")
+    walled.add_argument("--quick", action="store_true", help="a look, and no proof")
     parser.add_argument("--check", action="store_true", help="exit 1 when an aim is missed")
     add_json_option(parser)
 
@@ -67,7 +82,8 @@ def _seconds(text: str) -> float:
 
 def run(args: argparse.Namespace) -> int:
     """Measure and print."""
-    return _transport(args) if args.what == "transport" else _orchestration(args)
+    benches = {"orchestration": _orchestration, "transport": _transport, "tools": _tools, "sandboxes": _sandboxes}
+    return benches[args.what](args)
 
 
 def _orchestration(args: argparse.Namespace) -> int:
@@ -85,9 +101,48 @@ def _transport(args: argparse.Namespace) -> int:
     from prorld.cli.running import run_trio
 
     figures = run_trio(partial(run_transport, _plan(args, TransportPlan, ("rounds", "seconds")), note))
-    if not args.json:
-        note(*figures.notes)
     return _end(args, figures, AIMS, missed(figures))
+
+
+def _tools(args: argparse.Namespace) -> int:
+    from prorld.bench.sandbox_world import WALLS
+    from prorld.bench.tools import ToolsPlan, aims_of, missed, run_tools
+    from prorld.cli.running import run_trio
+
+    plan = _walled_plan(args, ToolsPlan.quick() if args.quick else ToolsPlan(), ("rounds", "seconds", "live"))
+    figures = run_trio(partial(run_tools, plan, note))
+    return _end(args, figures, aims_of(plan), missed(figures, plan), walls=WALLS)
+
+
+def _sandboxes(args: argparse.Namespace) -> int:
+    from prorld.bench.sandboxes import WALLS, SandboxesPlan, aims_of, missed, run_sandboxes
+    from prorld.cli.running import run_trio
+
+    if "bare" in (args.wall or ()):
+        raise UsageError("--wall bare: `prorld bench sandboxes` measures walls; what is bare is measured beside each")
+    plan = _walled_plan(args, SandboxesPlan.quick() if args.quick else SandboxesPlan(), ("rounds", "live"))
+    figures = run_trio(partial(run_sandboxes, plan, note))
+    return _end(args, figures, aims_of(plan), missed(figures, plan), walls=WALLS)
+
+
+def _walled_plan(args: argparse.Namespace, plan: WalledT, names: Iterable[str]) -> WalledT:
+    """The plan with what the flags say."""
+    import msgspec
+
+    changes = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+    if args.wall:
+        changes["walls"] = tuple(dict.fromkeys(args.wall))
+    if args.image is not None:
+        changes["image"] = _directory(args.image)
+    return msgspec.structs.replace(plan, **changes)
+
+
+def _directory(path: str) -> str:
+    from pathlib import Path
+
+    if not Path(path).is_dir():
+        raise UsageError(f"--image {path}: there is no such directory")
+    return str(Path(path).absolute())
 
 
 def _plan(args: argparse.Namespace, kind: type[PlanT], names: Iterable[str]) -> PlanT:
@@ -96,22 +151,48 @@ def _plan(args: argparse.Namespace, kind: type[PlanT], names: Iterable[str]) -> 
     return msgspec.convert({name: getattr(args, name) for name in names if getattr(args, name) is not None}, kind)
 
 
-def _end(args: argparse.Namespace, figures: msgspec.Struct, aims: Sequence[Aim], lines: Sequence[str]) -> int:
+def _end(
+    args: argparse.Namespace,
+    figures: msgspec.Struct,
+    aims: Sequence[Aim],
+    lines: Sequence[str],
+    *,
+    walls: Sequence[str] = (),
+) -> int:
     if args.json:
         say_json(figures)
     else:
-        say(*_lines(figures, {aim.figure: f"{aim.how} {aim.bound:g}" for aim in aims}))
+        note(*getattr(figures, "notes", ()))
+        wanted = {aim.figure: f"{aim.how} {aim.bound:g}" for aim in aims}
+        values = {name: getattr(figures, name) for name in figures.__struct_fields__ if name != "notes"}
+        if walls:
+            say(*_lines_by_wall(values, wanted, walls), "")
+        say(*_lines({name: values[name] for name in values if not name.startswith(_beginnings(walls))}, wanted))
     if args.check and lines:
         note(*lines)
         return Exit.FAILED
     return Exit.OK
 
 
-def _lines(figures: msgspec.Struct, aims: dict[str, str]) -> list[str]:
-    values = {name: getattr(figures, name) for name in figures.__struct_fields__}
-    rows = [
-        [name, "-" if value is None else f"{value:.6g}", aims.get(name, "")]
-        for name, value in values.items()
-        if not isinstance(value, list)
-    ]
+def _lines(values: Mapping[str, float | None], aims: Mapping[str, str]) -> list[str]:
+    rows = [[name, _shown(value), aims.get(name, "")] for name, value in values.items()]
     return table(("FIGURE", "VALUE", "AIM"), rows, right=frozenset({"VALUE"}))
+
+
+def _lines_by_wall(values: Mapping[str, float | None], aims: Mapping[str, str], walls: Sequence[str]) -> list[str]:
+    """What every wall has, side by side; an aim is the same for all that have it."""
+    names = [name.removeprefix(f"{walls[0]}_") for name in values if name.startswith(f"{walls[0]}_")]
+    rows: list[list[str]] = []
+    for name in names:
+        full = [f"{wall}_{name}" for wall in walls]
+        aim = next((aims[one] for one in full if one in aims), "")
+        rows.append([name, *(_shown(values[one]) for one in full), aim])
+    return table(("FIGURE", *(wall.upper() for wall in walls), "AIM"), rows, right=frozenset(map(str.upper, walls)))
+
+
+def _beginnings(walls: Sequence[str]) -> tuple[str, ...]:
+    return tuple(f"{wall}_" for wall in walls)
+
+
+def _shown(value: float | None) -> str:
+    return "-" if value is None else f"{value:.6g}"
