@@ -110,7 +110,8 @@ def _stacks(stream: TextIO) -> Iterator[None]:
 
 def _all_stacks(interrupted: FrameType | None) -> str:
     """Every thread of Python's, the main one last, where a reader's eye is."""
-    frames = sys._current_frames()  # noqa: SLF001 - the documented way; without it there is no other
+    # The documented way, in spite of its name.
+    frames = sys._current_frames()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     main = threading.get_ident()
     frames.pop(main, None)

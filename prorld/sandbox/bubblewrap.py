@@ -121,6 +121,7 @@ class Bubblewrap:
         self._view = host_view(hide)
         self._network = NetworkRules(socket_dir=socket_dir, host=host_network)
         self._filter = assemble()
+        self._program: str | None = None
 
     def check(self, spec: SandboxSpec) -> None:
         """Refuse networks that are not there."""
@@ -131,8 +132,9 @@ class Bubblewrap:
         spec, image = request.spec, request.image
         root: HostView | Overlay = self._view if image is None else _make_overlay(request, image)
         etc = etc_files() if image is None else ()
+        self._program = self._program or find_bubblewrap()
         argv = bubblewrap_argv(
-            find_bubblewrap(),
+            self._program,
             spec,
             root=root,
             filtered=bool(self._filter),

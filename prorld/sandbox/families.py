@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-__all__ = ["all_processes", "end_left", "kill_family", "own_children", "read_stat", "started"]
+__all__ = ["all_processes", "below", "end_left", "kill_family", "own_children", "read_stat", "started"]
 
 _ROUNDS_MAX = 20  # of looking again for what was started meanwhile
 _WAIT_SECONDS = 0.02
@@ -98,7 +98,23 @@ def all_processes() -> Iterator[int]:
 def own_children() -> list[int]:
     """The children of this process, which has one thread: with a subreaper, also all that lost their parent below."""
     own = os.getpid()
-    return [int(word) for word in Path(f"/proc/{own}/task/{own}/children").read_text().split()]
+    return _children(own, str(own))
+
+
+def below(roots: Iterable[int]) -> list[int]:
+    """Processes, and all below them."""
+    found = list(roots)
+    for pid in found:  # grows while it is walked
+        with contextlib.suppress(OSError):
+            for task in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208 - as above
+                found += _children(pid, task)
+    return found
+
+
+def _children(pid: int, task: str) -> list[int]:
+    with contextlib.suppress(OSError):
+        return [int(word) for word in Path(f"/proc/{pid}/task/{task}/children").read_text().split()]
+    return []
 
 
 def _belongs(pid: int, leader: int | None, marker: str, since: int) -> bool:

@@ -23,7 +23,7 @@ from structlog.typing import FilteringBoundLogger
 
 from prorld.sandbox.families import end_left, started
 
-__all__ = ["Reaped", "make_place", "name_process", "reap", "remove_boot", "remove_place"]
+__all__ = ["Reaped", "make_place", "name_process", "place_of", "reap", "remove_boot", "remove_place"]
 
 log: FilteringBoundLogger = structlog.get_logger()
 
@@ -39,15 +39,19 @@ class Reaped(msgspec.Struct, frozen=True, kw_only=True):
     processes: int = 0
 
 
-def make_place(runtime_dir: Path, boot_id: str, sandbox_id: str) -> Path:
-    """The directory of a new sandbox, with the boot's owner on record before it exists."""
+def place_of(runtime_dir: Path, boot_id: str, sandbox_id: str) -> Path:
+    """The directory of a sandbox, whether it is there or not. Raises ``ValueError`` for ids that lead elsewhere."""
     for name in (boot_id, sandbox_id):
         if _SAFE.fullmatch(name) is None:
             raise ValueError(f"not usable as a directory name: {name!r}")
-    boot = runtime_dir / "sandboxes" / boot_id
-    if not boot.is_dir():
-        _make_boot(boot)
-    place = boot / sandbox_id
+    return runtime_dir / "sandboxes" / boot_id / sandbox_id
+
+
+def make_place(runtime_dir: Path, boot_id: str, sandbox_id: str) -> Path:
+    """Make the directory of a new sandbox, with the boot's owner on record before it exists."""
+    place = place_of(runtime_dir, boot_id, sandbox_id)
+    if not place.parent.is_dir():
+        _make_boot(place.parent)
     place.mkdir(mode=0o711)
     return place
 

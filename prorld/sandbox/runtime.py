@@ -89,8 +89,8 @@ class Runtime:
         self._boxes[sandbox_id] = box
         try:
             image = None if spec.image is None else await self._image(spec.image)
-            with boundary(SandboxError, "making the sandbox's directory"):
-                place = await self._lane.run(reaper.make_place, self._runtime_dir, self._boot_id, sandbox_id)
+            with boundary(SandboxError, "naming the sandbox's directory"):
+                place = reaper.place_of(self._runtime_dir, self._boot_id, sandbox_id)
 
             async def remove() -> None:
                 await self._lane.run(reaper.remove_place, place)
@@ -134,7 +134,7 @@ class Runtime:
             gid=self._warden.gid,
         )
         with boundary(SandboxError, f"preparing {self.name}"):
-            build: Build = await self._lane.run(self._wall.build, request)
+            build = await self._lane.run(self._prepare, request)
         holder = await self._warden.spawn(
             build.argv, env=build.env, data=build.data, helpers=build.helpers, marker=build.marker
         )
@@ -146,6 +146,10 @@ class Runtime:
                 return holder
             raise SandboxError(f"{self.name}: {await _last_words(holder)}")
         raise SandboxError(f"{self.name} did not come up in {BOOT_SECONDS:.0f} s")
+
+    def _prepare(self, request: Request) -> Build:
+        reaper.make_place(self._runtime_dir, self._boot_id, request.sandbox_id)
+        return self._wall.build(request)
 
 
 async def _last_words(holder: Child) -> str:

@@ -47,7 +47,7 @@ from prorld.sandbox.births import (
     decode_wish,
     keep_numbers_free,
 )
-from prorld.sandbox.families import kill_family, own_children, read_stat
+from prorld.sandbox.families import below, kill_family, own_children, read_stat
 from prorld.sandbox.syscalls import Libc, drop_to, expose, raise_descriptors
 
 __all__ = ["MAX_MESSAGE", "main"]
@@ -210,7 +210,7 @@ class Warden:
             if child.first is not None:
                 signal.pidfd_send_signal(child.first, signal.SIGKILL)
                 return
-        for descriptor in kill_family(child.pid, child.wish.marker):
+        for descriptor in kill_family(child.pid, child.wish.marker, among=lambda: self._strays(child.pid)):
             os.close(descriptor)
 
     def _reap(self) -> None:
@@ -234,14 +234,14 @@ class Warden:
                 signal.pidfd_send_signal(child.first, signal.SIGKILL)
             child.dying.add(child.first)
         if child.first is None or child.wish.helpers:
-            child.dying |= kill_family(child.pid, child.wish.marker, among=None if child.wish.marker else self._orphans)
+            child.dying |= kill_family(child.pid, child.wish.marker, among=self._strays)
         for descriptor in child.dying:
             self._dying[descriptor] = child
             self._selector.register(descriptor, selectors.EVENT_READ)
 
-    def _orphans(self) -> list[int]:
-        """What has lost its parent in a sandbox that is not one of its own namespace, and came here."""
-        return [pid for pid in own_children() if pid not in self._by_pid]
+    def _strays(self, *leaders: int) -> list[int]:
+        """What has lost its parent and came here, with all below it, and below the given."""
+        return below([*leaders, *(pid for pid in own_children() if pid not in self._by_pid)])
 
     def _one_is_gone(self, descriptor: int) -> None:
         child = self._dying.pop(descriptor)
