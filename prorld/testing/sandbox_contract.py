@@ -239,6 +239,15 @@ async def restores_the_directory(runtime: SandboxRuntime) -> None:
         _same(await sandbox.bash("pwd"), 0, b"/work/deep/er\n")
 
 
+async def notices_a_death_behind_a_background_job(runtime: SandboxRuntime) -> None:
+    """What a shell leaves running, its output still open, does not hide that the shell has ended."""
+    async with open_sandbox(runtime) as sandbox:
+        for die, exit_code in (("sleep 1000 & exit 3", 3), ("setsid sleep 1000 & kill -9 $$", 128 + 9)):
+            result = await sandbox.bash(die, limit_s=60)
+            assert (result.exit_code, result.restarted, result.timed_out) == (exit_code, True, False), result
+            _same(await sandbox.bash("echo on"), 0, b"on\n")
+
+
 async def bounds_output(runtime: SandboxRuntime) -> None:
     """Of too much output the head and the tail are kept, and how much is missing is said."""
     spec = SandboxSpec(limits=SandboxLimits(output_bytes=4096))
@@ -301,6 +310,7 @@ _PLAIN: tuple[Callable[[SandboxRuntime], Awaitable[None]], ...] = (
 _SHELL: tuple[Callable[[SandboxRuntime], Awaitable[None]], ...] = (
     keeps_the_state_of_a_session,
     restores_the_directory,
+    notices_a_death_behind_a_background_job,
     bounds_output,
     shares_files_between_its_faces,
     shows_the_wanted_environment,
