@@ -15,7 +15,7 @@ from prorld.sandbox.contract import CommandResult, SandboxInfo, SandboxSpec
 from prorld.sandbox.files import Files
 from prorld.sandbox.link import Child
 from prorld.sandbox.memory import glance, held_bytes, process_tree, resident_bytes
-from prorld.sandbox.python_session import PythonDialect
+from prorld.sandbox.python_session import dialect_of
 from prorld.sandbox.session import Session, keep_empty
 from prorld.sandbox.warden_client import Warden
 
@@ -90,7 +90,7 @@ class Box:
             Session, self._spawn, nursery=nursery, output_bytes=self.spec.limits.output_bytes, workdir=self.workdir
         )
         self._bash = make(BashDialect(), name="bash")
-        self._python = make(PythonDialect(), name="python")
+        self._python = make(dialect_of(self.spec), name="python")
         await self._bash.start()
         self._state = "up"
 

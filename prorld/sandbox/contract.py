@@ -126,7 +126,10 @@ class Sandbox(Protocol):
         ...
 
     async def python(self, code: str, *, limit_s: float = 30.0) -> CommandResult:
-        """Run a cell in the persistent interpreter; the value of a last expression is shown."""
+        """Run a cell in the persistent interpreter; the value of a last expression is shown.
+
+        Raises ``SandboxError`` with the code ``kernel_missing`` where the sandbox lacks what its spec names.
+        """
         ...
 
     async def read_file(self, path: str, *, max_bytes: int = 1 << 20) -> bytes:

@@ -1,8 +1,11 @@
 """A persistent interpreter, driven over the socket on descriptor 9. Runs alone inside a sandbox.
 
-A request is a length (4 bytes, big-endian) and a JSON object with ``nonce`` and ``code``. Standard output and standard
-error are the same socket, so whatever writes there, child processes and C code included, keeps its order with the marks
-around it: NUL nonce "<" NUL before, NUL nonce " " exit code " " directory NUL after.
+What runs a cell is the first of several kinds that this sandbox has; ``main`` is called with them by a last line that
+the daemon appends. Where it has none, every request is answered with the exit code 127 and the reason.
+
+A request is a length (4 bytes, big-endian) and a JSON object with ``nonce`` and ``code`` or ``directory``. Standard
+output and standard error are the same socket, so whatever writes there, child processes and C code included, keeps its
+order with the marks around it: NUL nonce "<" NUL before, NUL nonce " " exit code " " directory NUL after.
 """
 
 from __future__ import annotations
@@ -16,10 +19,13 @@ import socket
 import sys
 import traceback
 import types
+from collections.abc import Callable, Iterable
+from typing import Any
 
 CONTROL = 9
 FRAME_BYTES_MAX = 1 << 21
 CELLS_KEPT = 256
+NO_KERNEL = 127
 
 
 class Interrupts:
@@ -44,7 +50,7 @@ class Plain:
         self.names = main.__dict__
         self.cells: list[str] = []
 
-    def run(self, code: str) -> None:
+    def run(self, code: str) -> int:
         name = "<cell {}>".format(len(self.cells) + 1)
         self.cells.append(name)
         linecache.cache[name] = (len(code), None, code.splitlines(True), name)
@@ -54,18 +60,42 @@ class Plain:
         last = tree.body[-1] if tree.body else None
         if isinstance(last, ast.Expr):
             tree.body.pop()
-        exec(compile(tree, name, "exec"), self.names)
+        exec(compile(tree, name, "exec", dont_inherit=True), self.names)
         if isinstance(last, ast.Expr):
-            sys.displayhook(eval(compile(ast.Expression(last.value), name, "eval"), self.names))
+            value = compile(ast.Expression(last.value), name, "eval", dont_inherit=True)
+            sys.displayhook(eval(value, self.names))
+        return 0
 
 
-def run_cell(runner: Plain, interrupts: Interrupts, code: str) -> int:
+class Missing:
+    """Stands where a sandbox has nothing that runs cells."""
+
+    def __init__(self, why: str) -> None:
+        self.why = why
+
+    def run(self, code: str) -> int:
+        print(self.why)
+        return NO_KERNEL
+
+
+def choose(kinds: Iterable[Callable[[], Any]]) -> Any:
+    """The first kind that can be made here."""
+    why = "nothing to run cells with"
+    for kind in kinds:
+        try:
+            return kind()
+        except Exception as exc:
+            why = "{}: {}".format(type(exc).__name__, exc)
+    return Missing(why)
+
+
+def run_cell(runner: Any, interrupts: Interrupts, code: str) -> int:
     """Run a cell and say how it ended, as a process would."""
     try:
         interrupts.wanted = True
-        runner.run(code)
+        exit_code = int(runner.run(code))
         interrupts.wanted = False
-        return 0
+        return exit_code
     except SystemExit as exc:
         interrupts.wanted = False
         if exc.code is None or isinstance(exc.code, int):
@@ -114,6 +144,13 @@ def directory() -> bytes:
         return b""
 
 
+def go_to(path: str) -> None:
+    try:
+        os.chdir(path)
+    except (OSError, ValueError):
+        pass  # a directory that has gone is no error: the program stays where it is, and says so
+
+
 def take_over() -> socket.socket:
     """Move the socket to a descriptor that no child inherits, and make it standard output and error."""
     sock = socket.socket(fileno=os.dup(CONTROL))
@@ -137,13 +174,13 @@ def open_streams(*, fresh: bool) -> None:
             setattr(sys, "__{}__".format(name), stream)
 
 
-def main() -> None:
+def main(*kinds: Callable[[], Any]) -> None:
     sock = take_over()
     open_streams(fresh=True)
     interrupts = Interrupts()
-    runner = Plain()
-    own = os.getpid()
     sys.argv = [""]
+    runner = choose(kinds)
+    own = os.getpid()
     while True:
         signal.signal(signal.SIGINT, interrupts)
         length = int.from_bytes(receive(sock, 4), "big")
@@ -153,12 +190,11 @@ def main() -> None:
         nonce = request["nonce"].encode()
         sock.sendall(b"\0" + nonce + b"<\0")
         open_streams(fresh=False)
-        code = run_cell(runner, interrupts, request["code"])
+        if "directory" in request:
+            go_to(request["directory"])
+        code = run_cell(runner, interrupts, request.get("code", ""))
         if os.getpid() != own:
             flush()
             os._exit(code)
         flush()
         sock.sendall(b"\0" + nonce + b" %d " % code + directory() + b"\0")
-
-
-main()
