@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Literal, TypeVar
 
 import trio
@@ -17,6 +18,7 @@ from prorld.sandbox.link import Child
 from prorld.sandbox.memory import glance, held_bytes, process_tree, resident_bytes
 from prorld.sandbox.python_session import dialect_of
 from prorld.sandbox.session import Session, keep_empty
+from prorld.sandbox.transfer import Transfers
 from prorld.sandbox.warden_client import Warden
 
 __all__ = ["Box"]
@@ -78,6 +80,7 @@ class Box:
         self._python: Session | None = None
         self._out_of_memory = ""
         self._files = Files(self._spawn_helper, spec.workdir)
+        self._transfers = Transfers(self._spawn_helper, spec.workdir)
 
     def hold(self, holder: Child) -> None:
         """Own the sandbox's outermost process from here on."""
@@ -144,6 +147,14 @@ class Box:
     async def write_file(self, path: str, data: bytes) -> None:
         """Write a file, making its directories."""
         await self._transfer(partial(self._files.write, path, data))
+
+    async def upload(self, source: Path, path: str) -> None:
+        """Put a file or a directory of this host in place."""
+        await self._transfer(partial(self._transfers.upload, source, path))
+
+    async def download(self, path: str, target: Path, *, max_bytes: int = 1 << 30) -> None:
+        """Take a file or a directory out to this host."""
+        await self._transfer(partial(self._transfers.download, path, target, max_bytes=max_bytes))
 
     def info(self, runtime: str) -> SandboxInfo:
         """Its row in a listing."""

@@ -20,7 +20,6 @@ __all__ = ["JupyterDialect", "PythonDialect", "dialect_of"]
 
 CELL_BYTES_MAX = 1 << 20
 JUPYTER_BOOT_SECONDS = 60.0  # some kernels compile themselves first
-KERNEL_MISSING = "kernel_missing"
 
 # What a guest answers where there is nothing to run cells with, and where that is there and does not start.
 _NO_KERNEL, _NOT_STARTED = 127, 126
@@ -75,7 +74,7 @@ class _GuestDialect:
         """Raises ``SandboxError`` where the sandbox lacks what the spec asks for."""
         why = said.decode("utf-8", "replace").strip()[-_WHY_CHARS:]
         if exit_code == _NO_KERNEL:
-            raise SandboxError(f"no {self.kernel} kernel in the sandbox: {why}", code=KERNEL_MISSING, retryable=False)
+            raise SandboxError(f"no {self.kernel} kernel in the sandbox: {why}", code="kernel_missing", retryable=False)
         if exit_code == _NOT_STARTED:
             raise SandboxError(f"the {self.kernel} kernel did not start: {why}")
 
