@@ -4,7 +4,6 @@ It follows ``pychild.py`` in one program, and works with IPython from 7 on. What
 would show as text: no prompts, no colours, the value of a last expression by itself.
 """
 
-import asyncio
 import os
 import subprocess
 import sys
@@ -37,6 +36,8 @@ class IPythonCells:
 
     def _run_in_loop(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         """Run a cell that awaits, in a loop that stays; one that a cell has broken is replaced."""
+        import asyncio  # not above: the smallest interpreters have none, and go without IPython
+
         if self._loop is None or self._loop.is_closed() or self._loop.is_running():
             self._loop = asyncio.new_event_loop()
         asyncio.set_event_loop(self._loop)

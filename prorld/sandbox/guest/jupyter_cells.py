@@ -5,15 +5,12 @@ are files of the sandbox, and nothing of ZeroMQ or of a kernel's messages is eve
 ends takes this process along, with its exit code.
 """
 
-import ctypes
 import os
 import re
-import shutil
 import signal
 import string
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from typing import Any
@@ -60,6 +57,8 @@ class JupyterCells:
             self._follow()
 
     def _begin(self) -> None:
+        import tempfile
+
         import zmq
         from jupyter_client.connect import write_connection_file
         from jupyter_client.session import Session
@@ -94,6 +93,8 @@ class JupyterCells:
         signal.signal(signal.SIGCHLD, self._see_end)
 
     def _start(self, path: str) -> None:
+        import ctypes
+
         libc = ctypes.CDLL(None)
         parent = os.getpid()
 
@@ -222,6 +223,8 @@ class JupyterCells:
                 time.sleep(0.01)
 
     def _leave(self) -> None:
+        import shutil
+
         shutil.rmtree(self._place, ignore_errors=True)
         code = self._kernel.returncode
         os._exit(code if code >= 0 else 128 - code)

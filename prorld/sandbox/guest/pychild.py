@@ -3,15 +3,16 @@
 What runs a cell is the first of several kinds that this sandbox has; ``main`` is called with them by a last line that
 the daemon appends. Where it has none, every request is answered with the exit code 127 and the reason.
 
-A request is a length (4 bytes, big-endian) and a JSON object with ``nonce`` and ``code`` or ``directory``. Standard
-output and standard error are the same socket, so whatever writes there, child processes and C code included, keeps its
-order with the marks around it: NUL nonce "<" NUL before, NUL nonce " " exit code " " directory NUL after.
+A request is a length (4 bytes, big-endian), a line with a nonce and ``code`` or ``directory``, and what it names.
+Standard output and standard error are the same socket, so whatever writes there, child processes and C code included,
+keeps its order with the marks around it: NUL nonce "<" NUL before, NUL nonce " " exit code " " directory NUL after.
+
+Nothing is imported here that the smallest interpreter of a distribution lacks.
 """
 
 from __future__ import annotations
 
 import ast
-import json
 import linecache
 import os
 import signal
@@ -186,13 +187,14 @@ def main(*kinds: Callable[[], Any]) -> None:
         length = int.from_bytes(receive(sock, 4), "big")
         if length > FRAME_BYTES_MAX:
             os._exit(1)
-        request = json.loads(receive(sock, length).decode())
-        nonce = request["nonce"].encode()
+        line, _, text = receive(sock, length).partition(b"\n")
+        nonce, _, kind = line.partition(b" ")
+        wanted = text.decode("utf-8", "surrogatepass")
         sock.sendall(b"\0" + nonce + b"<\0")
         open_streams(fresh=False)
-        if "directory" in request:
-            go_to(request["directory"])
-        code = run_cell(runner, interrupts, request.get("code", ""))
+        if kind == b"directory":
+            go_to(wanted)
+        code = run_cell(runner, interrupts, wanted if kind == b"code" else "")
         if os.getpid() != own:
             flush()
             os._exit(code)
