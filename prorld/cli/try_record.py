@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Literal
 
 import msgspec
@@ -13,7 +14,7 @@ from prorld.sandbox.contract import CommandResult, Sandbox, SandboxInfo, Sandbox
 
 __all__ = ["Recorder", "SandboxCall"]
 
-Kind = Literal["bash", "python", "read_file", "write_file"]
+Kind = Literal["bash", "python", "read_file", "write_file", "upload", "download"]
 
 
 class SandboxCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,6 +103,22 @@ class _WatchedSandbox:
             self._recorder.on_call(SandboxCall(kind="write_file", text=path, error=repr(exc)))
             raise
         self._recorder.on_call(SandboxCall(kind="write_file", text=path, size=len(data)))
+
+    async def upload(self, source: Path, path: str) -> None:
+        try:
+            await self._sandbox.upload(source, path)
+        except Exception as exc:
+            self._recorder.on_call(SandboxCall(kind="upload", text=path, error=repr(exc)))
+            raise
+        self._recorder.on_call(SandboxCall(kind="upload", text=path))
+
+    async def download(self, path: str, target: Path, *, max_bytes: int = 1 << 30) -> None:
+        try:
+            await self._sandbox.download(path, target, max_bytes=max_bytes)
+        except Exception as exc:
+            self._recorder.on_call(SandboxCall(kind="download", text=path, error=repr(exc)))
+            raise
+        self._recorder.on_call(SandboxCall(kind="download", text=path))
 
     async def _run(self, kind: Literal["bash", "python"], text: str, limit_s: float) -> CommandResult:
         call = self._sandbox.bash if kind == "bash" else self._sandbox.python

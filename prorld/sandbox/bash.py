@@ -12,7 +12,7 @@ import shlex
 import signal
 from collections.abc import Sequence
 
-from prorld.sandbox.session import Rung
+from prorld.sandbox.session import BOOT_SECONDS, Rung
 
 __all__ = ["BashDialect"]
 
@@ -40,6 +40,7 @@ class BashDialect:
     typed_once = _ONCE.encode()
     sent_once = b""
     typed_each = _EACH.encode()
+    boot_seconds = BOOT_SECONDS
     ladder: Sequence[Rung] = (Rung(signal.SIGINT, 0.5), Rung(signal.SIGTERM, 0.5), Rung(signal.SIGKILL, 1.0))
 
     def frame(self, nonce: bytes, text: str) -> bytes:
@@ -54,3 +55,6 @@ class BashDialect:
     def change_directory(self, path: str) -> str:
         """``cd``; a directory that has gone is no error."""
         return f"cd -- {shlex.quote(path)} 2>/dev/null"
+
+    def check_start(self, exit_code: int, said: bytes) -> None:
+        """A bash that answers works."""

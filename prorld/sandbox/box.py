@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import closing
 from functools import partial
+from pathlib import Path
 from typing import Literal, TypeVar
 
 import structlog
@@ -18,8 +19,9 @@ from prorld.sandbox.contract import CommandResult, SandboxInfo, SandboxSpec
 from prorld.sandbox.files import Files
 from prorld.sandbox.link import Child
 from prorld.sandbox.memory import process_tree, resident_bytes
-from prorld.sandbox.python_session import PythonDialect
+from prorld.sandbox.python_session import dialect_of
 from prorld.sandbox.session import Session, keep_empty
+from prorld.sandbox.transfer import Transfers
 from prorld.sandbox.wall import Build
 from prorld.sandbox.warden_client import Warden
 from prorld.sandbox.watchdog import over_disk, over_memory, without_helper
@@ -80,12 +82,14 @@ class Box:
         self._python: Session | None = None
         self._failure: SandboxError | None = None
         self._files = Files(self._spawn_helper, spec.workdir)
+        self._transfers = Transfers(self._spawn_helper, spec.workdir)
 
     def hold(self, holder: Child, build: Build) -> None:
         """Own the sandbox's outermost process from here on."""
         self._holder, self._build = holder, build
         self.workdir = build.workdir
         self._files = Files(self._spawn_helper, build.workdir)
+        self._transfers = Transfers(self._spawn_helper, build.workdir)
 
     async def furnish(self, nursery: trio.Nursery) -> None:
         """Let it be used. The shell comes up meanwhile, the interpreter when it is asked for.
@@ -100,7 +104,7 @@ class Box:
             Session, self._spawn, nursery=nursery, output_bytes=self.spec.limits.output_bytes, workdir=self.workdir
         )
         self._bash = make(BashDialect(), name="bash")
-        self._python = make(PythonDialect(), name="python")
+        self._python = make(dialect_of(self.spec), name="python")
         nursery.start_soon(self._bring_up, self._bash, name=f"shell of {self.sandbox_id}")
         self._state = "up"
 
@@ -170,6 +174,14 @@ class Box:
     async def write_file(self, path: str, data: bytes) -> None:
         """Write a file, making its directories."""
         await self._transfer(partial(self._files.write, path, data))
+
+    async def upload(self, source: Path, path: str) -> None:
+        """Put a file or a directory of this host in place."""
+        await self._transfer(partial(self._transfers.upload, source, path))
+
+    async def download(self, path: str, target: Path, *, max_bytes: int = 1 << 30) -> None:
+        """Take a file or a directory out to this host."""
+        await self._transfer(partial(self._transfers.download, path, target, max_bytes=max_bytes))
 
     def info(self, runtime: str) -> SandboxInfo:
         """Its row in a listing."""

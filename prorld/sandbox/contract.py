@@ -7,6 +7,7 @@ the sandbox is gone before ``run`` returns. Nothing else ends a sandbox.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal, Protocol
 
 import msgspec
@@ -129,7 +130,10 @@ class Sandbox(Protocol):
         ...
 
     async def python(self, code: str, *, limit_s: float = 30.0) -> CommandResult:
-        """Run a cell in the persistent interpreter; the value of a last expression is shown."""
+        """Run a cell in the persistent interpreter; the value of a last expression is shown.
+
+        Raises ``SandboxError`` with the code ``kernel_missing`` where the sandbox lacks what its spec names.
+        """
         ...
 
     async def read_file(self, path: str, *, max_bytes: int = 1 << 20) -> bytes:
@@ -138,6 +142,25 @@ class Sandbox(Protocol):
 
     async def write_file(self, path: str, data: bytes) -> None:
         """Write a file, making its directories; OSError where the sandbox refuses."""
+        ...
+
+    async def upload(self, source: Path, path: str) -> None:
+        """Put a file or a directory of this host at ``path``, which is complete from the moment it is there.
+
+        Modes and symbolic links are kept. A file may replace a file; a directory may fill an empty one, and then its
+        entries come one after the other. FileExistsError where there is a directory with something in it, ValueError
+        for a source that holds what is no file, directory or link; OSError where the sandbox refuses.
+        """
+        ...
+
+    async def download(self, path: str, target: Path, *, max_bytes: int = 1 << 30) -> None:
+        """Take a file or a directory out to ``target`` on this host, which is complete from the moment it is there.
+
+        Permissions and symbolic links are kept; the owner can always read and change what came. A file may replace a
+        file, a directory an empty one. FileNotFoundError and the like where it can't be had; ValueError where it is
+        too large, has too many entries or too long names, or holds what could leave the target or do harm there:
+        absolute links, links upwards and out, devices, pipes. In that case nothing is at the target.
+        """
         ...
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import secrets
 import signal
+import socket
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Protocol
@@ -26,12 +27,11 @@ from prorld.sandbox.collector import Collector, EndOfCommand
 from prorld.sandbox.contract import CommandResult
 from prorld.sandbox.link import Child
 
-__all__ = ["NO_END", "TIMED_OUT", "Dialect", "Rung", "Session", "Spawn", "keep_empty"]
+__all__ = ["BOOT_SECONDS", "NO_END", "TIMED_OUT", "Dialect", "Rung", "Session", "Spawn", "keep_empty"]
 
 TIMED_OUT = 124  # the exit code of a text that its limit ended, as timeout(1) has it
 NO_END = 125  # the exit code of a text that never came to its end, although its program ended with 0
 BOOT_SECONDS = 20.0
-RESTART_SECONDS = 10.0
 TRIES = 2  # of a text that no program has taken yet
 SYNC_SECONDS = 2.0
 DEATH_SECONDS = 2.0
@@ -75,6 +75,11 @@ class Dialect(Protocol):
         ...
 
     @property
+    def boot_seconds(self) -> float:
+        """How long a start may take."""
+        ...
+
+    @property
     def ladder(self) -> Sequence[Rung]:
         """What is done to a text that outlives its limit."""
         ...
@@ -85,6 +90,10 @@ class Dialect(Protocol):
 
     def change_directory(self, path: str) -> str:
         """A text that goes to a directory, quietly."""
+        ...
+
+    def check_start(self, exit_code: int, said: bytes) -> None:
+        """Look at how that text ended when the program was new. Raises ``SandboxError`` where it can't work."""
         ...
 
 
@@ -206,16 +215,18 @@ class Session:
         self._child = child
         with self._no_half_measures():
             self._nursery.start_soon(keep_empty, child.tty, name=f"tty of {self._name}")
+            self._nursery.start_soon(_hear_end, child, name=f"end of {self._name}")
             nonce = _nonce()
             collector = Collector(nonce, 1 << 12)
             try:
-                with trio.fail_after(RESTART_SECONDS if self._lives else BOOT_SECONDS):
+                with trio.fail_after(self._dialect.boot_seconds):
                     await _send(child, self._dialect.typed_once, self._dialect.sent_once)
                     frame = self._dialect.frame(nonce, self._dialect.change_directory(self._cwd))
                     await _send(child, self._dialect.typed_each, frame)
                     end = await _read(child, collector)
             except (_DiedError, trio.TooSlowError) as exc:
                 raise SandboxError(f"the {self._name} session did not come up") from exc
+            self._dialect.check_start(end.exit_code, collector.output)
         self._lives += 1
         self._cwd = os.fsdecode(end.cwd) or self._cwd
         return child
@@ -268,6 +279,13 @@ async def _read(child: Child, collector: Collector) -> EndOfCommand:
             return end
         if collector.bytes_seen > _FLOOD_BYTES:
             await trio.sleep(_FLOOD_PAUSE_SECONDS)
+
+
+async def _hear_end(child: Child) -> None:
+    """End the reading when the program has ended: what it has left in the background may hold the socket open."""
+    await child.wait()
+    with suppress(OSError, trio.ClosedResourceError):
+        child.control.shutdown(socket.SHUT_RD)  # what has arrived can still be read
 
 
 async def keep_empty(tty: trio.lowlevel.FdStream) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection
+from pathlib import Path
 from posixpath import join, normpath
 from typing import Literal
 
@@ -108,6 +109,33 @@ class FakeSandbox:
             raise OSError(f"{path}: no space left")
         self.files[place] = data
 
+    async def upload(self, source: Path, path: str) -> None:
+        """Keep the files of a tree, or one."""
+        await self._checkpoint()
+        place = self._place(path)
+        files = _files_below(source)
+        inside = [name for name in self.files if name.startswith(f"{place}/")]
+        if "" not in files and inside:
+            raise FileExistsError(f"a directory that is not empty: {path}")
+        if "" in files and inside:
+            raise IsADirectoryError(f"a directory: {path}")
+        self.files.update({f"{place}/{name}" if name else place: data for name, data in files.items()})
+
+    async def download(self, path: str, target: Path, *, max_bytes: int = 1 << 30) -> None:
+        """Write the files of a tree, or one."""
+        await self._checkpoint()
+        place = self._place(path)
+        if place in self.files:
+            files = {"": self.files[place]}
+        else:
+            start = f"{place}/"
+            files = {name.removeprefix(start): data for name, data in self.files.items() if name.startswith(start)}
+            if not files:
+                raise FileNotFoundError(f"no such file: {path}")
+        if sum(len(data) for data in files.values()) > max_bytes:
+            raise ValueError(f"{path}: larger than {max_bytes} bytes")
+        _write_below(target, files)
+
     def _place(self, path: str) -> str:
         return normpath(join(self.workdir, path))
 
@@ -137,6 +165,22 @@ class FakeSandbox:
             if isinstance(answer, Exception):
                 raise answer
             return msgspec.structs.replace(answer, duration_s=trio.current_time() - started_at)
+
+
+def _files_below(source: Path) -> dict[str, bytes]:
+    """The files of a tree by their names in it; of a file, itself without a name."""
+    if source.is_dir():
+        return {str(path.relative_to(source)): path.read_bytes() for path in source.rglob("*") if path.is_file()}
+    return {"": source.read_bytes()}
+
+
+def _write_below(target: Path, files: dict[str, bytes]) -> None:
+    if target.is_dir() and any(target.iterdir()):
+        raise FileExistsError(f"a directory that is not empty: {target}")
+    for name, data in files.items():
+        path = target / name if name else target
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
 
 
 class FakeRuntime:

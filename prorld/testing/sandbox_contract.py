@@ -14,17 +14,21 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import get_args
 
 import msgspec
 import trio
 
 from prorld.errors import SandboxError
-from prorld.sandbox.contract import CommandResult, Sandbox, SandboxLimits, SandboxRuntime, SandboxSpec
+from prorld.sandbox.contract import CommandResult, Kernel, Sandbox, SandboxLimits, SandboxRuntime, SandboxSpec
 
 __all__ = ["SandboxCheck", "open_sandbox", "sandbox_checks"]
 
 START_SECONDS = 60.0
 CHECK_SECONDS = 120.0
+KERNELS: tuple[Kernel, ...] = get_args(Kernel)
 _JOB = "contract"
 
 
@@ -173,6 +177,50 @@ async def refuses_files_as_files_do(runtime: SandboxRuntime) -> None:
         assert await sandbox.read_file("some/file", max_bytes=5) == b"12345"
 
 
+async def moves_trees(runtime: SandboxRuntime) -> None:
+    """A tree of the host comes back as it went in; so does a file; what is in the way is not overwritten."""
+    with TemporaryDirectory() as name:
+        host = Path(name)
+        given = {"a": b"1", "b/c": bytes(range(256)) * 4096, "b/d": b""}
+        _put(host / "in", given)
+        async with open_sandbox(runtime) as sandbox:
+            await sandbox.upload(host / "in", "some/tree")
+            assert await sandbox.read_file("/work/some/tree/b/d") == b""
+            await sandbox.download("some/tree", host / "out")
+            assert _got(host / "out") == given
+            await sandbox.upload(host / "in/a", "some/tree/b/c")
+            await sandbox.download("some/tree/b/c", host / "out/a")
+            assert _got(host / "out") == given
+            await _raises(FileExistsError, sandbox.upload(host / "in", "some/tree"))
+            await _raises(IsADirectoryError, sandbox.upload(host / "in/a", "some/tree"))
+            await _raises(FileExistsError, sandbox.download("some/tree", host / "out"))
+
+
+async def refuses_trees_as_files_do(runtime: SandboxRuntime) -> None:
+    """Missing on either side, too large: each has its own error, and nothing comes to the target."""
+    with TemporaryDirectory() as name:
+        host = Path(name)
+        async with open_sandbox(runtime) as sandbox:
+            await sandbox.write_file("some/file", b"12345")
+            await _raises(FileNotFoundError, sandbox.download("nowhere", host / "out"))
+            await _raises(FileNotFoundError, sandbox.upload(host / "nowhere", "x"))
+            await _raises(ValueError, sandbox.download("some/file", host / "out", max_bytes=4))
+            await _raises(ValueError, sandbox.download("some", host / "out", max_bytes=4))
+            assert _got(host) == {}
+            await sandbox.download("some", host / "out", max_bytes=5)
+        assert _got(host) == {"out/file": b"12345"}
+
+
+def _put(root: Path, files: dict[str, bytes]) -> None:
+    for name, content in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(content)
+
+
+def _got(root: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if not path.is_dir()}
+
+
 async def is_gone_when_its_scope_is(runtime: SandboxRuntime) -> None:
     """Whoever holds on to a sandbox that has ended gets ``SandboxError``."""
     async with open_sandbox(runtime) as sandbox:
@@ -181,6 +229,7 @@ async def is_gone_when_its_scope_is(runtime: SandboxRuntime) -> None:
     await _raises(SandboxError, sandbox.python("print('hello')"))
     await _raises(SandboxError, sandbox.read_file("x"))
     await _raises(SandboxError, sandbox.write_file("x", b""))
+    await _raises(SandboxError, sandbox.download("x", Path("/nowhere/x")))
 
 
 async def ends_while_a_command_runs(runtime: SandboxRuntime) -> None:
@@ -239,6 +288,15 @@ async def restores_the_directory(runtime: SandboxRuntime) -> None:
         _same(await sandbox.bash("pwd"), 0, f"{sandbox.workdir}/deep/er\n".encode())
 
 
+async def notices_a_death_behind_a_background_job(runtime: SandboxRuntime) -> None:
+    """What a shell leaves running, its output still open, does not hide that the shell has ended."""
+    async with open_sandbox(runtime) as sandbox:
+        for die, exit_code in (("sleep 1000 & exit 3", 3), ("setsid sleep 1000 & kill -9 $$", 128 + 9)):
+            result = await sandbox.bash(die, limit_s=60)
+            assert (result.exit_code, result.restarted, result.timed_out) == (exit_code, True, False), result
+            _same(await sandbox.bash("echo on"), 0, b"on\n")
+
+
 async def bounds_output(runtime: SandboxRuntime) -> None:
     """Of too much output the head and the tail are kept, and how much is missing is said."""
     spec = SandboxSpec(limits=SandboxLimits(output_bytes=4096))
@@ -258,6 +316,67 @@ async def shares_files_between_its_faces(runtime: SandboxRuntime) -> None:
         _same(await sandbox.bash("cat one; printf 2 > two"), 0, b"1")
         _same(await sandbox.python("open('two').read()"), 0, b"'2'\n")
         assert await sandbox.read_file("two") == b"2"
+
+
+async def keeps_what_a_tree_is(runtime: SandboxRuntime) -> None:
+    """Modes, symbolic links and odd names survive both ways; what is no part of a tree does not come out."""
+    with TemporaryDirectory() as name:
+        host = Path(name)
+        _put(host / "in", {"run": b"#!/bin/sh\necho ran\n", "odd \n name": b"x"})
+        (host / "in/run").chmod(0o751)
+        (host / "in/link").symlink_to("run")
+        async with open_sandbox(runtime) as sandbox:
+            await sandbox.upload(host / "in", "tree")
+            _same(await sandbox.bash("tree/link; stat -c %a tree/run; ls -A | grep upload"), 1, b"ran\n751\n")
+            await sandbox.download("tree", host / "out")
+            assert (host / "out/link").readlink() == Path("run")
+            assert (host / "out/run").stat().st_mode & 0o7777 == 0o751
+            assert _got(host / "out").keys() == {"run", "link", "odd \n name"}
+            for spoil in ("ln -s / tree/away", "ln -s ../.. tree/away", "mkfifo tree/away", "truncate -s 1M tree/away"):
+                await sandbox.bash(f"rm -f tree/away; {spoil}")
+                await _raises(ValueError, sandbox.download("tree", host / "refused", max_bytes=1 << 19))
+        assert not (host / "refused").exists()
+
+
+async def runs_cells_with_the_wanted_kernel(runtime: SandboxRuntime) -> None:
+    """Every kernel shows output and values alike; one that the sandbox lacks is said to be missing."""
+    for kernel in KERNELS:
+        async with open_sandbox(runtime, SandboxSpec(kernel=kernel)) as sandbox:
+            result = await _answer_or_missing(sandbox.python("x = 20\nprint('out')\nx + 1"))
+            if result is None:
+                assert kernel in ("ipython", "jupyter"), kernel
+                _same(await sandbox.bash("echo on"), 0, b"on\n")
+                continue
+            _same(result, 0, b"out\n21\n")
+            assert (await sandbox.python("1 / 0")).exit_code == 1
+            result = await sandbox.python("import time; time.sleep(1000)", limit_s=0.5)
+            assert (result.exit_code, result.timed_out) == (124, True), result
+            result = await sandbox.python("import os; os._exit(3)")
+            assert (result.exit_code, result.restarted) == (3, True), result
+            _same(await sandbox.python("2 + 2"), 0, b"4\n")
+
+
+async def _answer_or_missing(call: Awaitable[CommandResult]) -> CommandResult | None:
+    """The answer, or nothing where the kernel is missing."""
+    try:
+        return await call
+    except SandboxError as exc:
+        if exc.stable_code != "kernel_missing":
+            raise
+    return None
+
+
+async def has_no_network(runtime: SandboxRuntime) -> None:
+    """Without a network there is nothing but a loopback, and nothing of the host listens on it."""
+    (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    async with listener:
+        port = listener.socket.getsockname()[1]
+        async with open_sandbox(runtime, SandboxSpec(network="none")) as sandbox:
+            _same(await sandbox.bash(f"(: </dev/tcp/127.0.0.1/{port}) 2>/dev/null"), 1, b"")
+            _same(await sandbox.bash("(: </dev/tcp/192.0.2.1/80) 2>/dev/null", limit_s=10), 1, b"")
+            _same(await sandbox.bash("tail -n +3 /proc/net/dev | grep -v '^ *lo:'"), 1, b"")
+        stream = await trio.open_tcp_stream("127.0.0.1", port)  # it could be reached from here all the time
+        await stream.aclose()
 
 
 async def shows_the_wanted_environment(runtime: SandboxRuntime) -> None:
@@ -291,6 +410,8 @@ _PLAIN: tuple[Callable[[SandboxRuntime], Awaitable[None]], ...] = (
     notices_a_session_that_died,
     queues_calls_of_a_session,
     moves_files,
+    moves_trees,
+    refuses_trees_as_files_do,
     refuses_files_as_files_do,
     is_gone_when_its_scope_is,
     ends_while_a_command_runs,
@@ -301,8 +422,12 @@ _PLAIN: tuple[Callable[[SandboxRuntime], Awaitable[None]], ...] = (
 _SHELL: tuple[Callable[[SandboxRuntime], Awaitable[None]], ...] = (
     keeps_the_state_of_a_session,
     restores_the_directory,
+    notices_a_death_behind_a_background_job,
     bounds_output,
     shares_files_between_its_faces,
+    keeps_what_a_tree_is,
+    runs_cells_with_the_wanted_kernel,
+    has_no_network,
     shows_the_wanted_environment,
     keeps_output_before_a_limit,
 )

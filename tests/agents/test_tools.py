@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -37,6 +38,12 @@ class Recorder:
 
     async def write_file(self, path: str, data: bytes) -> None:
         raise OSError(path)
+
+    async def upload(self, source: Path, path: str) -> None:
+        raise OSError(path)
+
+    async def download(self, path: str, target: Path, *, max_bytes: int = 1 << 30) -> None:
+        raise FileNotFoundError(path)
 
 
 def tool(name: str) -> Tool:

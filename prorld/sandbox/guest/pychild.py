@@ -1,14 +1,18 @@
 """A persistent interpreter, driven over the socket on descriptor 9. Runs alone inside a sandbox.
 
-A request is a length (4 bytes, big-endian) and a JSON object with ``nonce`` and ``code``. Standard output and standard
-error are the same socket, so whatever writes there, child processes and C code included, keeps its order with the marks
-around it: NUL nonce "<" NUL before, NUL nonce " " exit code " " directory NUL after.
+What runs a cell is the first of several kinds that this sandbox has; ``main`` is called with them by a last line that
+the daemon appends. Where it has none, every request is answered with the exit code 127 and the reason.
+
+A request is a length (4 bytes, big-endian), a line with a nonce and ``code`` or ``directory``, and what it names.
+Standard output and standard error are the same socket, so whatever writes there, child processes and C code included,
+keeps its order with the marks around it: NUL nonce "<" NUL before, NUL nonce " " exit code " " directory NUL after.
+
+Nothing is imported here that the smallest interpreter of a distribution lacks.
 """
 
 from __future__ import annotations
 
 import ast
-import json
 import linecache
 import os
 import signal
@@ -16,10 +20,13 @@ import socket
 import sys
 import traceback
 import types
+from collections.abc import Callable, Iterable
+from typing import Any
 
 CONTROL = 9
 FRAME_BYTES_MAX = 1 << 21
 CELLS_KEPT = 256
+NO_KERNEL = 127
 
 
 class Interrupts:
@@ -44,7 +51,7 @@ class Plain:
         self.names = main.__dict__
         self.cells: list[str] = []
 
-    def run(self, code: str) -> None:
+    def run(self, code: str) -> int:
         name = "<cell {}>".format(len(self.cells) + 1)
         self.cells.append(name)
         linecache.cache[name] = (len(code), None, code.splitlines(True), name)
@@ -54,18 +61,42 @@ class Plain:
         last = tree.body[-1] if tree.body else None
         if isinstance(last, ast.Expr):
             tree.body.pop()
-        exec(compile(tree, name, "exec"), self.names)
+        exec(compile(tree, name, "exec", dont_inherit=True), self.names)
         if isinstance(last, ast.Expr):
-            sys.displayhook(eval(compile(ast.Expression(last.value), name, "eval"), self.names))
+            value = compile(ast.Expression(last.value), name, "eval", dont_inherit=True)
+            sys.displayhook(eval(value, self.names))
+        return 0
 
 
-def run_cell(runner: Plain, interrupts: Interrupts, code: str) -> int:
+class Missing:
+    """Stands where a sandbox has nothing that runs cells."""
+
+    def __init__(self, why: str) -> None:
+        self.why = why
+
+    def run(self, code: str) -> int:
+        print(self.why)
+        return NO_KERNEL
+
+
+def choose(kinds: Iterable[Callable[[], Any]]) -> Any:
+    """The first kind that can be made here."""
+    why = "nothing to run cells with"
+    for kind in kinds:
+        try:
+            return kind()
+        except Exception as exc:
+            why = "{}: {}".format(type(exc).__name__, exc)
+    return Missing(why)
+
+
+def run_cell(runner: Any, interrupts: Interrupts, code: str) -> int:
     """Run a cell and say how it ended, as a process would."""
     try:
         interrupts.wanted = True
-        runner.run(code)
+        exit_code = int(runner.run(code))
         interrupts.wanted = False
-        return 0
+        return exit_code
     except SystemExit as exc:
         interrupts.wanted = False
         if exc.code is None or isinstance(exc.code, int):
@@ -114,6 +145,13 @@ def directory() -> bytes:
         return b""
 
 
+def go_to(path: str) -> None:
+    try:
+        os.chdir(path)
+    except (OSError, ValueError):
+        pass  # a directory that has gone is no error: the program stays where it is, and says so
+
+
 def take_over() -> socket.socket:
     """Move the socket to a descriptor that no child inherits, and make it standard output and error."""
     sock = socket.socket(fileno=os.dup(CONTROL))
@@ -137,28 +175,28 @@ def open_streams(*, fresh: bool) -> None:
             setattr(sys, "__{}__".format(name), stream)
 
 
-def main() -> None:
+def main(*kinds: Callable[[], Any]) -> None:
     sock = take_over()
     open_streams(fresh=True)
     interrupts = Interrupts()
-    runner = Plain()
-    own = os.getpid()
     sys.argv = [""]
+    runner = choose(kinds)
+    own = os.getpid()
     while True:
         signal.signal(signal.SIGINT, interrupts)
         length = int.from_bytes(receive(sock, 4), "big")
         if length > FRAME_BYTES_MAX:
             os._exit(1)
-        request = json.loads(receive(sock, length).decode())
-        nonce = request["nonce"].encode()
+        line, _, text = receive(sock, length).partition(b"\n")
+        nonce, _, kind = line.partition(b" ")
+        wanted = text.decode("utf-8", "surrogatepass")
         sock.sendall(b"\0" + nonce + b"<\0")
         open_streams(fresh=False)
-        code = run_cell(runner, interrupts, request["code"])
+        if kind == b"directory":
+            go_to(wanted)
+        code = run_cell(runner, interrupts, wanted if kind == b"code" else "")
         if os.getpid() != own:
             flush()
             os._exit(code)
         flush()
         sock.sendall(b"\0" + nonce + b" %d " % code + directory() + b"\0")
-
-
-main()
