@@ -24,6 +24,7 @@ __all__ = ["AttemptContext"]
 
 # An event is a line that people read, and a thousand of them are kept per job.
 PROGRESS_BYTES_MAX = 2048
+REFUSED_CHARS_MAX = 64
 
 
 class AttemptContext:
@@ -179,6 +180,10 @@ class AttemptContext:
         # Those that are not the usual alone: most calls go well.
         told: dict[str, Any] = {} if facts is None else msgspec.to_builtins(facts)
         told.pop("duration_s", None)
+        if "refused" in told:
+            told["refused"] = ascii(told["refused"])[1:-1][
+                :REFUSED_CHARS_MAX
+            ]  # a tool's author may write what it likes
         self._entry.events.emit("job.tool", self._entry.clock.wall(), tool=name, seconds=round(seconds, 6), **told)
 
     # --- what life lends --------------------------------------------------------------------------------------------
