@@ -20,6 +20,7 @@ from prorld.agents.editor_text import (
     numbered,
     replace_one,
 )
+from prorld.agents.helper import RESTARTED
 from prorld.agents.listing import list_directory
 from prorld.agents.observation import Observation, ToolFacts, clip, refusal
 from prorld.agents.tools import Tool, sandbox_tool
@@ -187,7 +188,8 @@ async def _view_directory(path: str, sandbox: Sandbox, limit_s: float) -> Observ
     body = text[:RESPONSE_CHARS] + (
         "\n<response clipped><NOTE>There are more than are shown here.</NOTE>" if cut else ""
     )
-    return Observation(text=head + body, facts=listing.answer.facts)
+    note = f"\n{RESTARTED}" if listing.answer.facts.restarted else ""
+    return Observation(text=head + body + note, facts=listing.answer.facts)
 
 
 def _range(wanted: list[int], count: int) -> tuple[int, int]:

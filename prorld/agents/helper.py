@@ -17,10 +17,12 @@ import msgspec
 from prorld.agents.observation import ToolFacts
 from prorld.sandbox.contract import Sandbox
 
-__all__ = ["HELPER_BYTES", "HELPER_SECONDS", "Answer", "run_helper"]
+__all__ = ["HELPER_BYTES", "HELPER_SECONDS", "RESTARTED", "Answer", "run_helper"]
 
 HELPER_SECONDS = 20.0
 HELPER_BYTES = 128 << 10
+# Whoever looks first after a shell has died is told; nobody is told again.
+RESTARTED = "[the shell had ended and was started again; what was set in it is gone]"
 # Linux takes no longer single argument than this; the rest of the room is the script's.
 _COMMAND_BYTES_MAX = 96 << 10
 

@@ -13,7 +13,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from prorld.agents.helper import Answer, run_helper
+from prorld.agents.helper import RESTARTED, Answer, run_helper
 from prorld.agents.listing import visible
 from prorld.agents.observation import Observation, clip, refusal
 from prorld.agents.tools import Tool, sandbox_tool
@@ -244,10 +244,12 @@ def _found(answer: Answer, shown: list[str], count: int, of_what: str, what: str
     """The results under a line that says how many there are, and truly says what is not known."""
     about = f"for {clip(what, 200)!r} in {clip(where, 500)}"
     more = answer.cut or not answer.ended
+    notes = [RESTARTED] if answer.facts.restarted else []
     if not count and not more:
-        return Observation(text=f"Found no {of_what} {about}.", facts=answer.facts)
+        return Observation(text="\n".join([f"Found no {of_what} {about}.", *notes]), facts=answer.facts)
     head = f"Found {'at least ' if more else ''}{count} {of_what} {about}{':' if count else '.'}"
-    notes = [f"[the first {len(shown)} of them are shown]"] if count > len(shown) else []
+    if count > len(shown):
+        notes.append(f"[the first {len(shown)} of them are shown]")
     if answer.facts.timed_out:
         notes.append("[the search took too long and was stopped: look in fewer places]")
     return Observation(text="\n".join([head, *shown, *notes]), facts=answer.facts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import secrets
 from typing import Annotated
 
 import msgspec
@@ -10,7 +11,7 @@ from msgspec import Meta
 
 from prorld.agents.editor import Editor
 from prorld.agents.editor_tool import editor_tool
-from prorld.agents.helper import run_helper
+from prorld.agents.listing import visible
 from prorld.agents.local_search import glob_tool, grep_tool
 from prorld.agents.observation import Observation, clip_chars, clipped_bytes, command_facts, refusal
 from prorld.agents.tools import Tool, make_tool, sandbox_tool, unusable
@@ -23,8 +24,12 @@ OUTPUT_CHARS = 30_000
 _WHERE_SECONDS = 5.0
 
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
-# The directory of the shell, and the Python that it would start.
-_WHERE = """printf '%s\\0' "$PWD"; PATH=$q; type -P python || type -P python3; printf '\\0'"""
+# The directory of the shell, and the Python that it would start. Builtins alone: a program more would cost each command
+# more than the command itself. Nothing in it fails, for shells that end at a failure.
+_WHERE = (
+    "builtin printf '\\0%s\\0%s\\0' {nonce} \"$PWD\"; builtin type -P python || builtin type -P python3 || builtin :; "
+    "builtin printf '\\0%s\\0' {nonce}"
+)
 
 _NO_INPUT = (
     "[Nothing was sent: no command is waiting for input. Every command runs to its end or to its time limit before its "
@@ -160,19 +165,29 @@ async def _command(command: str, wanted_s: float, sandbox: Sandbox, limit_s: flo
         lines.append(f"[The command has no new output after {within:g} seconds. It was stopped; the session goes on.]")
     else:
         lines.append(f"[The command completed with exit code {code}.]")
-    lines += await _whereabouts(sandbox)
-    lines.append(f"[Command finished with exit code {code}]")
-    return Observation(text="\n".join(lines), facts=command_facts(result, shown))
+    where, died = await _whereabouts(sandbox)
+    if died and not result.restarted:
+        lines.append(_RESTARTED)
+    lines += [*where, f"[Command finished with exit code {code}]"]
+    facts = command_facts(result, shown)
+    facts = msgspec.structs.replace(facts, restarted=facts.restarted or died)
+    return Observation(text="\n".join(lines), facts=facts)
 
 
-async def _whereabouts(sandbox: Sandbox) -> list[str]:
-    """Where the shell is and which Python it would start; nothing where it can't say."""
-    answer = await run_helper(sandbox, _WHERE, [], limit_s=_WHERE_SECONDS)
-    if not answer.ended or len(answer.fields) != 2:
-        return []
-    directory, python = (field.decode("utf-8", "replace").strip("\n") for field in answer.fields)
-    lines = [f"[Current working directory: {directory}]"]
-    return [*lines, f"[Python interpreter: {python}]"] if python else lines
+async def _whereabouts(sandbox: Sandbox) -> tuple[list[str], bool]:
+    """Where the shell is and which Python it would start, as far as it says; and whether it had died meanwhile."""
+    nonce = secrets.token_hex(8)
+    result = await sandbox.bash(_WHERE.format(nonce=nonce), limit_s=_WHERE_SECONDS)
+    mark = b"\0" + nonce.encode() + b"\0"
+    _, begun, rest = result.output.partition(mark)
+    said, ended, _ = rest.partition(mark)
+    directory, found, more = said.partition(b"\0")
+    if not (begun and ended and found):
+        return [], result.restarted
+    lines = [f"[Current working directory: {visible(directory)}]"]
+    # A shell that traces or traps adds lines of its own; the path of a program is absolute.
+    pythons = [line for line in more.split(b"\n") if line.startswith(b"/")]
+    return [*lines, *(f"[Python interpreter: {visible(python)}]" for python in pythons[:1])], result.restarted
 
 
 async def _run_cell(given: _Cell, sandbox: Sandbox, limit_s: float) -> Observation:

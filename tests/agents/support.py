@@ -27,9 +27,13 @@ def result(output: str | bytes = b"", exit_code: int = 0, **more: Any) -> Comman
     return CommandResult(exit_code=exit_code, output=raw, **more)
 
 
+# How a command begins that a tool runs for itself.
+ASIDE = ("'/bin/bash' --norc", "builtin printf")
+
+
 def always(given: CommandResult) -> Callable[[SessionName, str], Answer]:
     """The same answer to everything but a helper's script, which nobody runs."""
-    return lambda session, code: result(exit_code=127) if code.startswith("'/bin/bash' --norc") else given
+    return lambda session, code: result(exit_code=127) if code.startswith(ASIDE) else given
 
 
 async def use(tool: Tool, sandbox: Sandbox | None, limit_s: float = 30, **arguments: Any) -> Observation:

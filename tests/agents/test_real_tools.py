@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import trio
 
 from prorld.agents import Tool, preset
 from prorld.agents.editor import Editor
@@ -298,6 +299,26 @@ async def test_openhands_says_where_the_shell_is_and_which_python_it_has(sandbox
         "[Python interpreter: /task/venv/bin/python]",
         "[Command finished with exit code 1]",
     ]
+
+
+async def test_openhands_asks_a_difficult_shell_in_the_same_way(sandbox: Sandbox):
+    """Traces, traps and ``set -e`` neither hide the answer nor end the shell."""
+    bash = named(preset("openhands").tools(), "execute_bash")
+    await sandbox.bash("trap 'echo trapped' DEBUG; set -eux; PATH=/nowhere")
+    said = await use(bash, sandbox, command="cd /tmp")
+    assert said.text.splitlines()[-2:] == ["[Current working directory: /tmp]", "[Command finished with exit code 0]"]
+    assert not said.facts.restarted
+    assert (await sandbox.bash("x=$-; set +x; builtin echo $x")).output.count(b"e")
+
+
+async def test_who_looks_first_says_that_the_shell_had_died(sandbox: Sandbox):
+    """A search or a listing that finds a fresh shell does not keep it to itself."""
+    for tool, arguments in ((glob_tool(), {"pattern": "*"}), (editor(), {"command": "view", "path": "/task"})):
+        await sandbox.bash("(sleep 0.2; kill -9 $$) & disown")
+        await trio.sleep(0.6)
+        said = await tool.call(arguments, sandbox, limit_s=30)
+        assert said.facts.restarted
+        assert said.text.endswith("[the shell had ended and was started again; what was set in it is gone]")
 
 
 async def test_a_terminal_begins_anew_when_asked(sandbox: Sandbox):
