@@ -4,11 +4,15 @@ The room talks to a ``Model`` and a ``Sandbox``; it knows nothing of jobs, token
 """
 
 from prorld.agents.dialect import Act, Action, Answer, Dialect, Malformed, NativeCalls, Reply
-from prorld.agents.loop import AgentEnd, OnTool, run_agent
-from prorld.agents.observation import Observation, clip
-from prorld.agents.tools import Tool, known_tools, make_tool, sandbox_tool, standard_tools
+from prorld.agents.loop import AgentEnd, OnTool, OnUse, ToolUse, run_agent
+from prorld.agents.observation import Observation, ToolFacts, clip, clip_chars, command_facts, refusal
+from prorld.agents.presets import PRESETS, ToolPreset, known_tools, preset, standard_tools
+from prorld.agents.tools import Tool, async_tool, make_tool, sandbox_tool
+from prorld.agents.web_search import SearchHit, SearchProvider, web_search_tool
+from prorld.agents.xml_calls import XmlCalls, explain
 
 __all__ = [
+    "PRESETS",
     "Act",
     "Action",
     "AgentEnd",
@@ -18,12 +22,26 @@ __all__ = [
     "NativeCalls",
     "Observation",
     "OnTool",
+    "OnUse",
     "Reply",
+    "SearchHit",
+    "SearchProvider",
     "Tool",
+    "ToolFacts",
+    "ToolPreset",
+    "ToolUse",
+    "XmlCalls",
+    "async_tool",
     "clip",
+    "clip_chars",
+    "command_facts",
+    "explain",
     "known_tools",
     "make_tool",
+    "preset",
+    "refusal",
     "run_agent",
     "sandbox_tool",
     "standard_tools",
+    "web_search_tool",
 ]

@@ -12,7 +12,7 @@ import msgspec
 import trio
 
 from prorld.agents.dialect import Act, Action, Answer, Dialect, Malformed, NativeCalls, Reply
-from prorld.agents.observation import Observation, clip
+from prorld.agents.observation import Observation, ToolFacts, clip, refusal
 from prorld.agents.tools import Tool, find_tool
 from prorld.domain.messages import Message
 from prorld.domain.outcome import StopReason
@@ -20,7 +20,17 @@ from prorld.errors import HandlerError
 from prorld.inference.contract import Model, Turn
 from prorld.sandbox.contract import Sandbox
 
-__all__ = ["CALLS_PER_TURN", "MALFORMED_TURNS", "TOOL_LIMIT_S", "AgentEnd", "OnTool", "end_of_turn", "run_agent"]
+__all__ = [
+    "CALLS_PER_TURN",
+    "MALFORMED_TURNS",
+    "TOOL_LIMIT_S",
+    "AgentEnd",
+    "OnTool",
+    "OnUse",
+    "ToolUse",
+    "end_of_turn",
+    "run_agent",
+]
 
 MALFORMED_TURNS = 3
 TOOL_LIMIT_S = 60.0
@@ -28,6 +38,17 @@ TOOL_LIMIT_S = 60.0
 CALLS_PER_TURN = 16
 
 OnTool = Callable[[str, float], None]
+
+
+class ToolUse(msgspec.Struct, frozen=True, kw_only=True):
+    """One call of a tool, for those who watch. There are no ``facts`` where it raised."""
+
+    tool: str
+    seconds: float
+    facts: ToolFacts | None = None
+
+
+OnUse = Callable[[ToolUse], None]
 
 
 class AgentEnd(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,14 +70,16 @@ async def run_agent(
     malformed_turns: int = MALFORMED_TURNS,
     tool_limit_s: float = TOOL_LIMIT_S,
     on_tool: OnTool | None = None,
+    on_use: OnUse | None = None,
 ) -> AgentEnd:
     """Let the policy act until it finishes, runs out of something, or can't be understood again and again.
 
     "Again and again" is ``malformed_turns`` turns in a row in which nothing could be read; each gets a hint first.
-    ``on_tool`` is told the name and the seconds of every tool call, whether it ended well or not.
+    ``on_tool`` is told the name and the seconds of every tool call, whether it ended well or not; ``on_use`` is told
+    what became of it, too.
     """
     speech = dialect or NativeCalls()
-    bench = _Bench(tools, sandbox, tool_limit_s, on_tool)
+    bench = _Bench(tools, sandbox, tool_limit_s, on_tool, on_use)
     await model.start(prompt, [tool.schema for tool in tools] if speech.offers_schemas else ())
     said: str | None = None
     malformed = 0
@@ -98,7 +121,14 @@ def end_of_turn(turn: Turn) -> StopReason:
 class _Bench:
     """The tools of one episode, and what they left behind."""
 
-    def __init__(self, tools: Sequence[Tool], sandbox: Sandbox | None, limit_s: float, on_tool: OnTool | None) -> None:
+    def __init__(
+        self,
+        tools: Sequence[Tool],
+        sandbox: Sandbox | None,
+        limit_s: float,
+        on_tool: OnTool | None,
+        on_use: OnUse | None,
+    ) -> None:
         names = [tool.schema.name for tool in tools]
         if len(set(names)) != len(names):
             raise HandlerError(f"two tools have one name: {', '.join(sorted(names))}")
@@ -108,6 +138,7 @@ class _Bench:
         self._sandbox = sandbox
         self._limit_s = limit_s
         self._on_tool = on_tool
+        self._on_use = on_use
         self.answer: str | None = None
         self.data: dict[str, Any] = {}
 
@@ -138,10 +169,16 @@ class _Bench:
         tool = find_tool(self._tools, act.tool)
         if tool is None:
             there = ", ".join(tool.schema.name for tool in self._tools) or "none"
-            return Observation(text=f"[there is no tool named {clip(act.tool, 100)!r}; there are: {there}]")
+            return refusal(f"[there is no tool named {clip(act.tool, 100)!r}; there are: {there}]", "unknown_tool")
         began = trio.current_time()
+        facts: ToolFacts | None = None
         try:
-            return await tool.call(act.arguments, self._sandbox, limit_s=self._limit_s)
+            observation = await tool.call(act.arguments, self._sandbox, limit_s=self._limit_s)
+            facts = observation.facts
         finally:
+            seconds = trio.current_time() - began
             if self._on_tool is not None:
-                self._on_tool(tool.schema.name, trio.current_time() - began)
+                self._on_tool(tool.schema.name, seconds)
+            if self._on_use is not None:
+                self._on_use(ToolUse(tool=tool.schema.name, seconds=seconds, facts=facts))
+        return observation

@@ -7,18 +7,17 @@ does wrong (``SandboxError``) is not the policy's fault and passes through.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Annotated, Any, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import trio
-from msgspec import Meta
 
-from prorld.agents.observation import Observation, clip, describe
+from prorld.agents.observation import Observation, clip, refusal
 from prorld.domain.messages import ToolSchema
-from prorld.errors import HandlerError, Impossible
+from prorld.errors import HandlerError
 from prorld.sandbox.contract import Sandbox
 
-__all__ = ["CODE_BYTES", "Tool", "find_tool", "known_tools", "make_tool", "sandbox_tool", "standard_tools"]
+__all__ = ["ALIASES", "CODE_BYTES", "Tool", "async_tool", "find_tool", "make_tool", "sandbox_tool", "unusable"]
 
 # The longest command or cell that is handed to a sandbox. Larger files belong into several writes.
 CODE_BYTES = 256 << 10
@@ -36,16 +35,24 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
     arguments: type[msgspec.Struct]
     run: Run
     needs_sandbox: bool = False
+    # How a preset words what the policy reads; a text that ends the episode is left as it is.
+    frame: Callable[[str], str] | None = None
 
     async def call(self, arguments: Mapping[str, Any], sandbox: Sandbox | None, *, limit_s: float) -> Observation:
         """Decode what the policy wrote and do it; wrong arguments are an observation."""
         if self.needs_sandbox and sandbox is None:
             raise HandlerError(f"the tool {self.schema.name} needs a sandbox and the job has none")
+        observation = await self._call(arguments, sandbox, limit_s)
+        if self.frame is None or observation.finished:
+            return observation
+        return msgspec.structs.replace(observation, text=self.frame(observation.text))
+
+    async def _call(self, arguments: Mapping[str, Any], sandbox: Sandbox | None, limit_s: float) -> Observation:
         try:
             decoded = msgspec.convert(_lenient(arguments, self.schema), self.arguments, strict=False)
         except msgspec.ValidationError as exc:
             why = clip(str(exc), 500)
-            return Observation(text=f"[{self.schema.name} was not called: {why}. {_usage(self.schema)}]")
+            return refusal(f"[{self.schema.name} was not called: {why}. {_usage(self.schema)}]", "bad_arguments")
         return await self.run(decoded, sandbox, limit_s)
 
 
@@ -58,6 +65,20 @@ def make_tool(
         # A tool that only computes is still a place where a cancelled rollout stops.
         await trio.lowlevel.checkpoint()
         return run(decoded)
+
+    return Tool(schema=_schema(name, description, arguments), arguments=arguments, run=call)
+
+
+def async_tool(
+    name: str,
+    description: str,
+    arguments: type[ArgumentsT],
+    run: Callable[[ArgumentsT, float], Awaitable[Observation]],
+) -> Tool:
+    """A tool that asks something outside of the sandbox, in at most the seconds it is given."""
+
+    async def call(decoded: ArgumentsT, _sandbox: Sandbox | None, limit_s: float) -> Observation:
+        return await run(decoded, limit_s)
 
     return Tool(schema=_schema(name, description, arguments), arguments=arguments, run=call)
 
@@ -87,89 +108,6 @@ def find_tool(tools: Sequence[Tool], name: str) -> Tool | None:
     return None
 
 
-# --- the standard tools ---------------------------------------------------------------------------------------------
-
-
-class _Bash(msgspec.Struct, frozen=True, kw_only=True):
-    command: Annotated[str, Meta(description="The command, as it would be typed into bash.")]
-    timeout: Annotated[float, Meta(ge=0, description="Stop it after so many seconds; 0 for the usual limit.")] = 0.0
-
-
-class _Python(msgspec.Struct, frozen=True, kw_only=True):
-    code: Annotated[str, Meta(description="Python code; the value of a last expression is shown.")]
-    timeout: Annotated[float, Meta(ge=0, description="Stop it after so many seconds; 0 for the usual limit.")] = 0.0
-
-
-class _Finish(msgspec.Struct, frozen=True, kw_only=True):
-    message: Annotated[str, Meta(description="The final answer.")] = ""
-
-
-class _Think(msgspec.Struct, frozen=True, kw_only=True):
-    thought: Annotated[str, Meta(description="What you want to keep in mind.")] = ""
-
-
-async def _run_bash(arguments: _Bash, sandbox: Sandbox, limit_s: float) -> Observation:
-    if (problem := _unusable(arguments.command)) is not None:
-        return Observation(text=f"[the command was not run: {problem}]")
-    within = min(arguments.timeout or limit_s, limit_s)
-    result = await sandbox.bash(arguments.command, limit_s=within)
-    return Observation(text=describe(result, limit_s=within, session="shell"))
-
-
-async def _run_python(arguments: _Python, sandbox: Sandbox, limit_s: float) -> Observation:
-    if (problem := _unusable(arguments.code)) is not None:
-        return Observation(text=f"[the code was not run: {problem}]")
-    within = min(arguments.timeout or limit_s, limit_s)
-    result = await sandbox.python(arguments.code, limit_s=within)
-    return Observation(text=describe(result, limit_s=within, session="interpreter"))
-
-
-def _run_finish(arguments: _Finish) -> Observation:
-    return Observation(text=arguments.message, finished=True)
-
-
-def _run_think(_arguments: _Think) -> Observation:
-    return Observation(text="[noted]")
-
-
-def _bash() -> Tool:
-    words = "Run a command in a bash session. Directory, variables and background jobs stay between calls."
-    return sandbox_tool("bash", words, _Bash, _run_bash)
-
-
-def _python() -> Tool:
-    words = "Run code in a Python session. Variables and imports stay between calls."
-    return sandbox_tool("python", words, _Python, _run_python)
-
-
-def _finish() -> Tool:
-    return make_tool("finish", "Say that the task is done and give the final answer.", _Finish, _run_finish)
-
-
-def _think() -> Tool:
-    return make_tool("think", "Write down a thought. It changes nothing.", _Think, _run_think)
-
-
-_STANDARD: Mapping[str, Callable[[], Tool]] = {"bash": _bash, "python": _python, "finish": _finish, "think": _think}
-
-
-def known_tools() -> frozenset[str]:
-    """The names that a job may ask for, aliases included."""
-    return frozenset(_STANDARD) | frozenset(ALIASES)
-
-
-def standard_tools(names: Sequence[str]) -> tuple[Tool, ...]:
-    """The tools of these names, each once, in the order they were asked for."""
-    unknown = sorted(set(names) - known_tools())
-    if unknown:
-        raise Impossible(
-            f"no such tool: {', '.join(unknown)}; there are {', '.join(sorted(known_tools()))}",
-            details={"path": "agent.tools"},
-        )
-    canonical = dict.fromkeys(ALIASES.get(name, name) for name in names)
-    return tuple(_STANDARD[name]() for name in canonical)
-
-
 # --- arguments ------------------------------------------------------------------------------------------------------
 
 
@@ -181,13 +119,35 @@ def _schema(name: str, description: str, arguments: type[msgspec.Struct]) -> Too
 
 
 def _lenient(arguments: Mapping[str, Any], schema: ToolSchema) -> dict[str, Any]:
-    """Where text is wanted, anything else counts as the JSON text it was written as."""
+    """What a policy writes for what is meant.
+
+    Where text is wanted, anything else counts as the JSON text it was written as; where a list or an object is wanted,
+    JSON in a text counts as what it holds; a null for what need not be given counts as not given.
+    """
     properties: Mapping[str, Mapping[str, Any]] = schema.parameters.get("properties", {})
-    given = dict(arguments)
-    for name, value in given.items():
-        if properties.get(name, {}).get("type") == "string" and value is not None and not isinstance(value, str):
+    required = schema.parameters.get("required", ())
+    given: dict[str, Any] = {}
+    for name, value in arguments.items():
+        wanted = properties.get(name, {}).get("type")
+        if value is None:
+            if name in required:
+                given[name] = None
+        elif wanted == "string" and not isinstance(value, str):
             given[name] = msgspec.json.encode(value).decode()
+        elif wanted in ("array", "object") and isinstance(value, str):
+            given[name] = _json_within(value)
+        elif wanted in ("integer", "number", "boolean") and isinstance(value, str):
+            given[name] = value.strip()
+        else:
+            given[name] = value
     return given
+
+
+def _json_within(text: str) -> Any:
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return text
 
 
 def _usage(schema: ToolSchema) -> str:
@@ -200,7 +160,7 @@ def _usage(schema: ToolSchema) -> str:
     return f"Its arguments: {', '.join(words) or 'none'}"
 
 
-def _unusable(code: str) -> str | None:
+def unusable(code: str) -> str | None:
     """Why no sandbox could take this text, if so."""
     if "\0" in code:
         return "it contains a NUL character"

@@ -13,14 +13,17 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from functools import partial
+from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 import msgspec
 import trio
 
 from prorld.agents.dialect import Dialect
-from prorld.agents.loop import TOOL_LIMIT_S, run_agent
-from prorld.agents.tools import Tool, known_tools, standard_tools
+from prorld.agents.loop import TOOL_LIMIT_S, ToolUse, run_agent
+from prorld.agents.observation import ToolFacts
+from prorld.agents.presets import DEFAULT_PRESET, PRESETS, known_tools, preset, standard_tools
+from prorld.agents.tools import Tool
 from prorld.domain.job import AgentLimits, Sampling
 from prorld.domain.messages import Message
 from prorld.domain.outcome import Stage, StopReason
@@ -124,8 +127,8 @@ class JobContext(Protocol[InstanceT_co]):
         """End the sandbox now; every process in it is gone when this returns. Nothing happens where there is none."""
         ...
 
-    def tool_used(self, name: str, seconds: float) -> None:
-        """Count a tool call and its time."""
+    def tool_used(self, name: str, seconds: float, facts: ToolFacts | None = None) -> None:
+        """Count a tool call and its time; what became of it goes into the job's events."""
         ...
 
     def progress(self, what: str, **facts: Any) -> None:
@@ -142,13 +145,28 @@ class AgentHandler(ABC, Generic[InstanceT]):
     config_type: ClassVar[type[msgspec.Struct]] = NoConfig
     # Where an instance's ``data_source`` selects the handler; a name that ends in ``*`` stands for all that begin so.
     data_sources: ClassVar[tuple[str, ...]] = ()
-    # The tools a job may name, and those it gets where it names none.
+    # Whose tools and texts the policy gets (docs/tools.md), and whether it calls them as its chat template writes calls
+    # or in text of its own.
+    preset: ClassVar[str] = DEFAULT_PRESET
+    calls: ClassVar[Literal["native", "text"]] = "native"
+    # The tools a job may name, and those it gets where it names none. A class that sets a preset has those of the
+    # preset where it does not say otherwise.
     allowed_tools: ClassVar[frozenset[str]] = known_tools()
     default_tools: ClassVar[tuple[str, ...]] = ()
     # The longest that one call of a tool may take.
     tool_limit_s: ClassVar[float] = TOOL_LIMIT_S
     # Whether ``evaluate`` looks into the rollout's own sandbox; where not, it is gone before the job waits for EVAL.
     grades_in_sandbox: ClassVar[bool] = False
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        own = vars(cls)
+        # ``check`` says so where there is no such preset; a class body is no place to fail in.
+        if own.get("preset") in PRESETS:
+            if "allowed_tools" not in own:
+                cls.allowed_tools = known_tools(cls.preset)
+            if "default_tools" not in own:
+                cls.default_tools = preset(cls.preset).defaults
 
     def __init__(self, config: msgspec.Struct | None = None) -> None:
         self.config = config if config is not None else self.config_type()
@@ -172,11 +190,18 @@ class AgentHandler(ABC, Generic[InstanceT]):
 
     def tools(self, job: JobContext[InstanceT]) -> Sequence[Tool]:
         """The tools the policy is offered: those the job asks for by name, else ``default_tools``."""
-        return standard_tools(self.default_tools if job.limits.tools is None else job.limits.tools)
+        return standard_tools(self.default_tools if job.limits.tools is None else job.limits.tools, self.preset)
 
     def dialect(self, job: JobContext[InstanceT]) -> Dialect | None:
-        """The task's own action language; ``None`` for the tool calls of the model's chat template."""
-        return None
+        """The task's own action language; ``None`` for the tool calls of the model's chat template.
+
+        By default that of the preset where ``calls`` is ``text``; the prompt then has to ``explain`` the tools.
+        """
+        return preset(self.preset).text_dialect() if self.calls == "text" else None
+
+    def used(self, job: JobContext[InstanceT], use: ToolUse) -> None:
+        """Told of every call of a tool and of what became of it; by default the job counts it. Must not block."""
+        job.tool_used(use.tool, use.seconds, use.facts)
 
     @abstractmethod
     def prompt(self, instance: InstanceT) -> Sequence[Message]:
@@ -200,7 +225,7 @@ class AgentHandler(ABC, Generic[InstanceT]):
             max_turns=job.limits.max_turns,
             dialect=self.dialect(job),
             tool_limit_s=self.tool_limit_s,
-            on_tool=job.tool_used,
+            on_use=partial(self.used, job),
         )
         return RunResult(stop=end.stop, answer=end.answer, data=end.data)
 
@@ -217,6 +242,7 @@ class AgentHandler(ABC, Generic[InstanceT]):
         for attribute in ("name", "instance_type"):
             if not hasattr(type(self), attribute):
                 raise HandlerError(f"{type(self).__qualname__} does not set {attribute}")
+        preset(self.preset)
         if self.api_version != API_VERSION:
             raise HandlerError(
                 f"{type(self).__qualname__} is written for handler API {self.api_version}, this is {API_VERSION}"

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import trio
 
+from prorld.agents.observation import ToolFacts
 from prorld.domain.ids import SandboxId
 from prorld.domain.job import AgentLimits, Sampling
 from prorld.domain.messages import Message
@@ -23,6 +24,7 @@ __all__ = ["AttemptContext"]
 
 # An event is a line that people read, and a thousand of them are kept per job.
 PROGRESS_BYTES_MAX = 2048
+REFUSED_CHARS_MAX = 64
 
 
 class AttemptContext:
@@ -172,10 +174,17 @@ class AttemptContext:
         words = what[:PROGRESS_BYTES_MAX].encode("utf-8", "replace").decode()
         self._entry.events.emit("job.progress", self._entry.clock.wall(), what=words, facts=msgspec.json.decode(told))
 
-    def tool_used(self, name: str, seconds: float) -> None:
-        """Count a tool call and its time."""
+    def tool_used(self, name: str, seconds: float, facts: ToolFacts | None = None) -> None:
+        """Count a tool call and its time; what became of it goes into the event."""
         self._entry.timing.tool_s += seconds
-        self._entry.events.emit("job.tool", self._entry.clock.wall(), tool=name, seconds=round(seconds, 6))
+        # Those that are not the usual alone: most calls go well.
+        told: dict[str, Any] = {} if facts is None else msgspec.to_builtins(facts)
+        told.pop("duration_s", None)
+        if "refused" in told:
+            told["refused"] = ascii(told["refused"])[1:-1][
+                :REFUSED_CHARS_MAX
+            ]  # a tool's author may write what it likes
+        self._entry.events.emit("job.tool", self._entry.clock.wall(), tool=name, seconds=round(seconds, 6), **told)
 
     # --- what life lends --------------------------------------------------------------------------------------------
 

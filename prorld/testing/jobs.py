@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 import trio
 
+from prorld.agents.observation import ToolFacts
 from prorld.domain.branch import Rewrite
 from prorld.domain.job import AgentLimits, Sampling
 from prorld.domain.messages import Message, ToolSchema
@@ -124,6 +125,7 @@ class FakeJob:
         self.sampling = Sampling()
         self.metadata: dict[str, Any] = {}
         self.tool_seconds: list[tuple[str, float]] = []
+        self.tool_facts: list[ToolFacts | None] = []
         self.events: list[tuple[str, dict[str, Any]]] = []
         self._runtime = runtime
         self._open: _OpenSandbox | None = None
@@ -158,9 +160,10 @@ class FakeJob:
             ending.scope.cancel()
             await ending.gone.wait()
 
-    def tool_used(self, name: str, seconds: float) -> None:
-        """Keep the name and the time."""
+    def tool_used(self, name: str, seconds: float, facts: ToolFacts | None = None) -> None:
+        """Keep the name and the time, and what became of the call."""
         self.tool_seconds.append((name, seconds))
+        self.tool_facts.append(facts)
 
     def progress(self, what: str, **facts: Any) -> None:
         """Keep the line."""

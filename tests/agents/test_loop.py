@@ -19,6 +19,8 @@ from prorld.agents import (
     Observation,
     Reply,
     Tool,
+    ToolFacts,
+    ToolUse,
     make_tool,
     run_agent,
     sandbox_tool,
@@ -281,3 +283,30 @@ async def test_every_script_ends_within_its_turns_and_every_call_is_answered(tur
         asked,
         asked + len(spoken[-1:] and spoken[-1].tool_calls),
     }
+
+
+async def test_what_became_of_each_call_is_told_beside_the_text():
+    """Names, seconds and facts of every call, no facts of one that raised; the policy is shown none of it."""
+
+    async def work(arguments: Note, sandbox: Sandbox, limit_s: float) -> Observation:
+        if arguments.word == "boom":
+            raise OSError("boom")
+        return Observation(text="ok", facts=ToolFacts(exit_code=7, timed_out=True))
+
+    uses: list[ToolUse] = []
+    turns = [calling(call("work", word="fine"), call("work", word="x", number=1)), calling(call("work", word="boom"))]
+    sandbox: Any = object()
+    model = ScriptedModel(turns)
+    with pytest.raises(OSError, match="boom"):
+        await run_agent(
+            model,
+            [user("go")],
+            tools=[sandbox_tool("work", "Work.", Note, work)],
+            sandbox=sandbox,
+            max_turns=5,
+            on_use=uses.append,
+        )
+    facts = ToolFacts(exit_code=7, timed_out=True)
+    assert [(use.tool, use.facts) for use in uses] == [("work", facts), ("work", facts), ("work", None)]
+    assert all(use.seconds >= 0 for use in uses)
+    assert [message.content for message in model.transcript if message.role == "tool"] == ["ok", "ok"]

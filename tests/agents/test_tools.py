@@ -10,9 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prorld.agents.tools import CODE_BYTES, Tool, find_tool, known_tools, standard_tools
+from prorld.agents.presets import known_tools, standard_tools
+from prorld.agents.tools import CODE_BYTES, Tool, find_tool
 from prorld.errors import HandlerError, Impossible, SandboxError
 from prorld.sandbox.contract import CommandResult
+from tests.agents.support import pretended, use
 
 
 class Recorder:
@@ -65,7 +67,20 @@ def test_each_tool_comes_once_in_the_order_asked_for():
     """An alias is the tool it stands for."""
     names = [each.schema.name for each in standard_tools(["ipython", "bash", "python", "bash"])]
     assert names == ["python", "bash"]
-    assert {"bash", "ipython", "python", "finish", "think"} == known_tools()
+    there = {
+        "bash",
+        "ipython",
+        "python",
+        "finish",
+        "think",
+        "str_replace_editor",
+        "read_file",
+        "write_file",
+        "grep",
+        "glob",
+    }
+    presets = {"preset:openhands", "preset:openhands-sdk", "preset:swe-agent", "preset:mini", "preset:r2e"}
+    assert there | presets == known_tools()
 
 
 def test_an_unknown_tool_is_impossible_and_the_others_are_named():
@@ -152,10 +167,29 @@ json_values = st.recursive(
 
 
 @given(
-    st.sampled_from(sorted(known_tools())),
+    st.sampled_from(sorted(name for name in known_tools() if ":" not in name)),
     st.dictionaries(st.sampled_from(["command", "code", "timeout", "message", "thought"]), json_values),
 )
 async def test_no_arguments_raise(name: str, arguments: dict[str, Any]):
     """Whatever JSON the policy writes, there is an observation."""
     observation = await tool(name).call(arguments, Recorder(), limit_s=1)
     assert isinstance(observation.text, str)
+
+
+async def test_files_are_read_and_written_as_a_whole():
+    """What can't be had or put is said; what is long is cut and counted."""
+    async with pretended() as sandbox:
+        for content in ("first", "second\n" * 10_000):
+            said = await use(tool("write_file"), sandbox, path="dir/f", content=content)
+            assert said.text == f"[{len(content)} bytes written to dir/f]"
+        assert sandbox.files == {"/work/dir/f": b"second\n" * 10_000}
+        said = await use(tool("read_file"), sandbox, path="/work/dir/f")
+        assert said.text.startswith("second\n")
+        assert "bytes left out" in said.text
+        assert said.facts.output_bytes == 70_000
+        assert said.facts.omitted_bytes > 50_000
+        assert (await use(tool("read_file"), sandbox, path="nowhere")).text == "[not read: no such file: nowhere]"
+        assert (await use(tool("write_file"), sandbox, path="dir", content="x")).facts.refused == "not_written"
+        assert (await use(tool("write_file"), sandbox, path="f", content=chr(0xD800))).facts.refused == "not_written"
+        await use(tool("write_file"), sandbox, path="f", content="")
+        assert (await use(tool("read_file"), sandbox, path="f")).text == "[the file is empty]"
