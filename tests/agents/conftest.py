@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from prorld.sandbox.bubblewrap import BubblewrapRuntime
 from prorld.sandbox.contract import Sandbox, SandboxSpec
+from prorld.sandbox.runtime import Runtime
 from prorld.testing.sandbox_contract import open_sandbox
 from tests.sandbox.conftest import runtime, runtime_dir, warden
 
@@ -15,7 +15,7 @@ __all__ = ["runtime", "runtime_dir", "sandbox", "warden"]
 
 
 @pytest.fixture
-async def sandbox(runtime: BubblewrapRuntime) -> AsyncIterator[Sandbox]:
+async def sandbox(runtime: Runtime) -> AsyncIterator[Sandbox]:
     """One real sandbox. Its directory has a name of its own: below a common one there may be parts of the host."""
     async with open_sandbox(runtime, SandboxSpec(workdir="/task")) as opened:
         yield opened

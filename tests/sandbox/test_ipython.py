@@ -9,8 +9,8 @@ from importlib.resources import files
 import pytest
 
 from prorld.errors import SandboxError
-from prorld.sandbox.bubblewrap import BubblewrapRuntime
 from prorld.sandbox.contract import Sandbox, SandboxLimits, SandboxSpec
+from prorld.sandbox.runtime import Runtime
 from prorld.testing.sandbox_contract import open_sandbox
 
 STUBBORN = """\
@@ -47,7 +47,7 @@ CELLS = [
 
 
 @pytest.fixture
-async def ipython(runtime: BubblewrapRuntime) -> AsyncIterator[Sandbox]:
+async def ipython(runtime: Runtime) -> AsyncIterator[Sandbox]:
     """A sandbox with IPython."""
     async with open_sandbox(runtime, SandboxSpec(kernel="ipython")) as opened:
         yield opened
@@ -108,7 +108,7 @@ async def test_broken_loop(ipython: Sandbox) -> None:
         assert (result.output, result.restarted) == (b"8\n", False), (code, result)
 
 
-async def test_big_value(runtime: BubblewrapRuntime) -> None:
+async def test_big_value(runtime: Runtime) -> None:
     """A value too big to show is shown in part, and how much is missing is said."""
     spec = SandboxSpec(kernel="ipython", limits=SandboxLimits(output_bytes=4096))
     async with open_sandbox(runtime, spec) as sandbox:
@@ -131,7 +131,7 @@ async def test_late_output(ipython: Sandbox) -> None:
     assert (await ipython.python("print('end')")).output == b"end\n"
 
 
-async def test_which_kernel(runtime: BubblewrapRuntime) -> None:
+async def test_which_kernel(runtime: Runtime) -> None:
     """``auto`` takes IPython where it is; ``plain`` never does; ``ipython`` without it is an error that says so."""
     for spec, magic in (
         (SandboxSpec(), True),

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from prorld.errors import SandboxError
-from prorld.sandbox.bubblewrap import BubblewrapRuntime
 from prorld.sandbox.contract import Sandbox, SandboxSpec
+from prorld.sandbox.runtime import Runtime
 from prorld.sandbox.session import NO_END
 from prorld.testing.sandbox_contract import open_sandbox
 
@@ -28,7 +28,7 @@ async def install(sandbox: Sandbox, argv: list[str]) -> None:
 
 
 @pytest.fixture
-async def shouting(runtime: BubblewrapRuntime) -> AsyncIterator[Sandbox]:
+async def shouting(runtime: Runtime) -> AsyncIterator[Sandbox]:
     """A sandbox whose cells are words to shout."""
     async with open_sandbox(runtime, SandboxSpec(kernel="jupyter", jupyter_kernel="shout", env=ENV)) as opened:
         await install(opened, ["python3", "{resource_dir}/shout_kernel.py", "{connection_file}"])
@@ -36,7 +36,7 @@ async def shouting(runtime: BubblewrapRuntime) -> AsyncIterator[Sandbox]:
 
 
 @pytest.fixture
-async def python(runtime: BubblewrapRuntime) -> AsyncIterator[Sandbox]:
+async def python(runtime: Runtime) -> AsyncIterator[Sandbox]:
     """A sandbox with ipykernel."""
     async with open_sandbox(runtime, SandboxSpec(kernel="jupyter")) as opened:
         yield opened
@@ -82,7 +82,7 @@ async def test_death_between_cells(shouting: Sandbox) -> None:
     assert (result.exit_code, result.output, result.restarted) == (0, b"ON\n", True)
 
 
-async def test_kernel_missing(runtime: BubblewrapRuntime) -> None:
+async def test_kernel_missing(runtime: Runtime) -> None:
     """A kernel that is not there is said to be missing, and the sandbox goes on."""
     async with open_sandbox(runtime, SandboxSpec(kernel="jupyter", jupyter_kernel="no-such")) as sandbox:
         with pytest.raises(SandboxError, match="no-such") as caught:
@@ -92,7 +92,7 @@ async def test_kernel_missing(runtime: BubblewrapRuntime) -> None:
         assert (await sandbox.bash("echo on")).output == b"on\n"
 
 
-async def test_jupyter_missing(runtime: BubblewrapRuntime) -> None:
+async def test_jupyter_missing(runtime: Runtime) -> None:
     """Where a sandbox's interpreter has no jupyter_client, no kernel of Jupyter can be had, and that is said."""
     spec = SandboxSpec(kernel="jupyter", env={"PATH": "/usr/bin:/bin"})
     async with open_sandbox(runtime, spec) as sandbox:
@@ -101,7 +101,7 @@ async def test_jupyter_missing(runtime: BubblewrapRuntime) -> None:
         assert caught.value.stable_code == "kernel_missing"
 
 
-async def test_kernel_that_does_not_start(runtime: BubblewrapRuntime) -> None:
+async def test_kernel_that_does_not_start(runtime: Runtime) -> None:
     """A kernel that ends before it answers is told with its last words, and that is no missing kernel."""
     async with open_sandbox(runtime, SandboxSpec(kernel="jupyter", jupyter_kernel="shout", env=ENV)) as sandbox:
         await install(sandbox, ["/bin/sh", "-c", "echo broken >&2; exit 7"])

@@ -6,14 +6,14 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from prorld.sandbox.bubblewrap import BubblewrapRuntime
 from prorld.sandbox.contract import Kernel, Sandbox, SandboxSpec
+from prorld.sandbox.runtime import Runtime
 from prorld.sandbox.session import NO_END
 from prorld.testing.sandbox_contract import open_sandbox
 
 
 @pytest.fixture(params=["plain", "ipython"])
-async def sandbox(runtime: BubblewrapRuntime, request: pytest.FixtureRequest) -> AsyncIterator[Sandbox]:
+async def sandbox(runtime: Runtime, request: pytest.FixtureRequest) -> AsyncIterator[Sandbox]:
     """A sandbox with each of the two interpreters: they do the same wherever no magic is asked for."""
     kernel: Kernel = request.param
     async with open_sandbox(runtime, SandboxSpec(kernel=kernel)) as opened:

@@ -11,8 +11,8 @@ import pytest
 import trio
 
 from prorld.errors import SandboxError
-from prorld.sandbox.bubblewrap import BubblewrapRuntime
 from prorld.sandbox.contract import Sandbox, SandboxLimits, SandboxSpec
+from prorld.sandbox.runtime import Runtime
 from prorld.testing.sandbox_contract import open_sandbox
 from tests.sandbox.test_tar import look
 
@@ -57,14 +57,14 @@ def tree(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-async def sandbox(runtime: BubblewrapRuntime) -> AsyncIterator[Sandbox]:
+async def sandbox(runtime: Runtime) -> AsyncIterator[Sandbox]:
     """A sandbox whose working directory has nothing else in it, wherever this interpreter lies."""
     async with open_sandbox(runtime, SandboxSpec(workdir="/box")) as opened:
         yield opened
 
 
 @pytest.fixture(params=[{}, NO_TAR], ids=["tar", "without tar"])
-async def either(runtime: BubblewrapRuntime, request: pytest.FixtureRequest) -> AsyncIterator[Sandbox]:
+async def either(runtime: Runtime, request: pytest.FixtureRequest) -> AsyncIterator[Sandbox]:
     """A sandbox that has tar, and one that has not."""
     async with open_sandbox(runtime, SandboxSpec(workdir="/box", env=request.param)) as opened:
         if request.param:
@@ -142,7 +142,7 @@ async def test_refusals(sandbox: Sandbox, tmp_path: Path) -> None:
     assert (await sandbox.bash("ls -A")).output.split() == [b"closed", b"fifos", b"out", b"pipe", b"six", b"sparse"]
 
 
-async def test_a_tar_that_lies(runtime: BubblewrapRuntime, tmp_path: Path) -> None:
+async def test_a_tar_that_lies(runtime: Runtime, tmp_path: Path) -> None:
     """A program of the sandbox that takes the place of its tar can't write anywhere but below the target."""
     evil = (
         'python3 -c \'import tarfile, sys; a = tarfile.open(fileobj=sys.stdout.buffer, mode="w|"); '
@@ -161,7 +161,7 @@ async def test_a_tar_that_lies(runtime: BubblewrapRuntime, tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-async def test_large_tree_in_little_memory(runtime: BubblewrapRuntime, tmp_path: Path) -> None:
+async def test_large_tree_in_little_memory(runtime: Runtime, tmp_path: Path) -> None:
     """Two hundred megabytes both ways do not pass through memory as a whole."""
     (tmp_path / "in").mkdir()
     for number in range(2):
@@ -179,7 +179,7 @@ async def test_large_tree_in_little_memory(runtime: BubblewrapRuntime, tmp_path:
     assert peak_kib() - before < 64 << 10
 
 
-async def test_full_sandbox(runtime: BubblewrapRuntime, tmp_path: Path) -> None:
+async def test_full_sandbox(runtime: Runtime, tmp_path: Path) -> None:
     """A sandbox without room refuses, and what had come is gone again."""
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "big").write_bytes(bytes(4 << 20))
@@ -211,7 +211,7 @@ async def test_cancelled(sandbox: Sandbox, tmp_path: Path) -> None:
     assert (tmp_path / "out").stat().st_size == 64 << 20
 
 
-async def test_sandbox_that_ends(runtime: BubblewrapRuntime, tmp_path: Path) -> None:
+async def test_sandbox_that_ends(runtime: Runtime, tmp_path: Path) -> None:
     """A transfer that the end of the sandbox cuts off is the sandbox's error."""
     source = tmp_path / "big"
     source.write_bytes(bytes(1 << 20))
