@@ -7,12 +7,13 @@ A program knows ``AIM``, where the victim has its secrets, and gets through when
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 __all__ = ["ATTACKS", "Attack", "program_of"]
 
 _PRELUDE = r"""
-import errno, glob, json, os, signal, socket, subprocess, sys, time
-AIM = json.loads(%r)
+import errno, glob, os, signal, socket, subprocess, sys, time
+AIM = %r
 pid, home = AIM["pid"], AIM["home"]
 X86 = os.uname().machine == "x86_64"
 def say(data): print(data.decode("latin-1") if isinstance(data, bytes) else data, flush=True)
@@ -36,6 +37,7 @@ def call(x86, arm, *words):
     return ctypes.get_errno() if last < 0 else 0
 def through(error): say("THROUGH" if not error else errno.errorcode.get(error, str(error)))
 def run(*argv): return subprocess.run(argv, stdin=-3, stdout=-1, stderr=-2, timeout=5)
+say("TRIED")
 """
 
 
@@ -48,9 +50,9 @@ class Attack:
     host_may_refuse: bool = False
 
 
-def program_of(attack: Attack, aims: str) -> str:
-    """The whole text of an attack."""
-    return _PRELUDE % aims + attack.program
+def program_of(attack: Attack, aims: dict[str, Any]) -> str:
+    """The whole text of an attack; it says ``TRIED`` when it begins. Small Pythons can run it."""
+    return _PRELUDE % (aims,) + attack.program
 
 
 def _syscall(name: str, x86: int, arm: int, words: str) -> Attack:
@@ -243,8 +245,8 @@ KERNEL = (
     Attack(
         name="devices of the host",
         program=(
-            "usual = {'console', 'core', 'fd', 'full', 'mqueue', 'null', 'ptmx', 'pts', 'random', 'shm', 'stderr', 'stdin',\n"
-            "         'stdout', 'tty', 'urandom', 'zero'}\n"
+            "usual = {'console', 'core', 'fd', 'full', 'mqueue', 'null', 'ptmx', 'pts', 'random', 'shm', 'stderr',\n"
+            "         'stdin', 'stdout', 'tty', 'urandom', 'zero'}\n"
             "for name in set(os.listdir('/dev')) - usual:\n"
             " try: os.close(os.open('/dev/' + name, os.O_RDONLY | os.O_NONBLOCK)); say('THROUGH ' + name)\n"
             " except OSError: pass"
@@ -274,7 +276,8 @@ KERNEL = (
     Attack(
         name="settings of the kernel",
         program=(
-            "for name in ('/proc/sysrq-trigger', '/proc/sys/kernel/core_pattern', '/proc/sys/kernel/hostname', '/proc/sys/vm/drop_caches'):\n"
+            "system = '/proc/sys/'\n"
+            "for name in ('/proc/sysrq-trigger', system + 'kernel/core_pattern', system + 'vm/drop_caches'):\n"
             " try: os.close(os.open(name, os.O_WRONLY)); say('THROUGH ' + name)\n"
             " except OSError: pass"
         ),

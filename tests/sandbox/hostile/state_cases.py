@@ -153,6 +153,15 @@ TERMINAL = (
         'if os.fork() == 0:\n os.setpgid(0, 0); os.tcsetpgrp(os.open("/dev/tty", 2), os.getpid())\n\'; echo ok',
         has=b"ok\n",
     ),
+    # A process of another session has no terminal and may read anybody's.
+    Case(
+        name="typed lines stolen",
+        command="setsid bash -c 'while :; do head -c 1 /proc/'$$'/fd/0 >/dev/null; done' & disown; echo ok",
+        has=b"ok\n",
+        later_s=0.2,
+        then="any",
+    ),
+    Case(name="the terminal closed to all", command="chmod 0 /proc/$$/fd/0; echo ok", has=b"ok\n"),
     Case(name="SIGHUP to everybody on it", command="trap '' HUP; kill -HUP 0; echo ok", output=b"ok\n"),
 )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 
 import pytest
@@ -32,12 +31,15 @@ def _got_through(said: str, aim: Victim) -> bool:
 async def test_attack(attack: Attack, sandbox: Sandbox) -> None:
     """What gets through on the host does not behind the wall."""
     with victim() as aim:
-        program = program_of(attack, json.dumps(aim.aims))
+        program = program_of(attack, aim.aims)
         outside = host_run(program)
         if not _got_through(outside, aim):
             assert attack.host_may_refuse, f"the control failed: {outside}"
             pytest.skip(f"this host refuses it itself: {outside.strip()[-100:]}")
         await sandbox.write_file("attack.py", program.encode())
         result = await sandbox.bash("python3 attack.py 2>&1", limit_s=20)
+        assert "TRIED" in result.text, result.text
+        if "ModuleNotFoundError" in result.text:
+            pytest.skip(f"the sandbox's Python lacks what it takes: {result.text.splitlines()[-1]}")
         assert not _got_through(result.text, aim), result.text
         assert not result.timed_out, result.text

@@ -52,14 +52,13 @@ libc = ctypes.CDLL(None, use_errno=True)
 libc.shmat.restype = ctypes.c_void_p
 segment = libc.shmget(0x50520000 + os.getpid() % 65536, 4096, 0o1600)
 ctypes.memmove(libc.shmat(segment, None, 0), secret, len(secret))
-key = libc.syscall(248, b"user", b"victim-%d" % os.getpid(), secret, len(secret), -4) if os.uname().machine == "x86_64" else -1
+if os.uname().machine == "x86_64": libc.syscall(248, b"user", b"victim-%d" % os.getpid(), secret, len(secret), -4)
 master, slave = os.openpty()
 os.set_blocking(master, False)
-hit = []
 signal.signal(signal.SIGUSR1, lambda *_: open(home + "/hit", "w").close())
-print(json.dumps(dict(pid=os.getpid(), port=servers[0].getsockname()[1], datagrams=datagrams.getsockname()[1], abstract=abstract,
-    shared=shared, gone=gone, segment=0x50520000 + os.getpid() % 65536, key="victim-%d" % os.getpid(),
-    terminal=os.ttyname(slave), home=home, tag="victim")), flush=True)
+print(json.dumps(dict(pid=os.getpid(), port=servers[0].getsockname()[1], datagrams=datagrams.getsockname()[1],
+    abstract=abstract, shared=shared, gone=gone, segment=0x50520000 + os.getpid() % 65536,
+    key="victim-%d" % os.getpid(), terminal=os.ttyname(slave), home=home)), flush=True)
 while True:
     ready, _, _ = select.select([*servers, datagrams, master, sys.stdin], [], [])
     if sys.stdin in ready: break
