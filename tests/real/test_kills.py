@@ -1,4 +1,4 @@
-"""SIGKILL, at random moments, of everything that holds sandboxes up: each time all is gone, and no job is lied about."""
+"""SIGKILL, at random moments, of everything that holds sandboxes up: all is gone then, and no job is lied about."""
 
 from __future__ import annotations
 
