@@ -18,6 +18,7 @@ from prorld.handlers import AgentHandler, Grade, JobContext, RunResult, SandboxS
 __all__ = ["SHELL_DIED", "TURNS", "WRITTEN", "StagedHandler"]
 
 SHELL_DIED = 0.5
+LIMIT_SECONDS = 5.0
 WRITTEN = "seed\nmade\n"
 _STRAYS = "setsid sleep 4321 & nohup sleep 4321 >/dev/null & (trap '' HUP TERM; sleep 4321) & "
 _MAKE = _STRAYS + "sleep 0.3; echo made >> file; sleep 0.2"
@@ -39,6 +40,7 @@ class StagedHandler(AgentHandler[StagedInstance]):
     name = "staged"
     instance_type = StagedInstance
     default_tools: ClassVar[tuple[str, ...]] = ("bash", "python")
+    tool_limit_s = LIMIT_SECONDS
     grades_in_sandbox = True
 
     def sandbox_spec(self, instance: StagedInstance) -> SandboxSpec | None:
@@ -66,7 +68,7 @@ class StagedHandler(AgentHandler[StagedInstance]):
 
 async def _steady(job: JobContext[StagedInstance], command: str) -> str:
     """A command of the task's own, which must not be cut short."""
-    result = await job.sandbox.bash(command)
+    result = await job.sandbox.bash(command, limit_s=LIMIT_SECONDS)
     if result.exit_code or result.restarted:
         raise SandboxError(f"the shell ended in {command!r} with {result.exit_code}")
     return result.text

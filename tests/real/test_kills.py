@@ -110,9 +110,9 @@ def _space(pid: int) -> Path:
     return Path(f"/proc/{pid}/ns/pid").readlink()
 
 
-def _honest(record: JobRecord) -> str:
+def _honest(record: JobRecord, after: str = "a start") -> str:
     """The outcome, checked: a reward is right or there is none."""
-    assert record.state is JobState.DONE, record
+    assert record.state is JobState.DONE, f"not done {JOB_SECONDS:.0f} s after {after}: {record}"
     assert record.outcome is not None
     if record.outcome.kind is OutcomeKind.OK:
         assert record.reward in (1.0, SHELL_DIED), record
@@ -162,14 +162,15 @@ class Campaign:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
             self._left -= 1
-            self.hits[f"{kind} in {stage or '+'.join(stages)}"] += 1
+            what = f"{kind} in {stage or '+'.join(stages)}"
+            self.hits[what] += 1
             if kind == "daemon":
                 here.process.wait()
                 until(partial(_all_gone, family), GONE_SECONDS, f"{len(family)} processes are gone")
                 return
             wardens += kind == "warden"
             for name in names:
-                self.outcomes[_honest(client.wait(name, within_s=JOB_SECONDS))] += 1
+                self.outcomes[_honest(client.wait(name, within_s=JOB_SECONDS), what)] += 1
             until(lambda: not _left(here), GONE_SECONDS, "no directory and no mount is left")
             until(partial(_is_idle, here, idle), GONE_SECONDS, "no process is left")
 

@@ -9,6 +9,9 @@ from prorld.sandbox.session import NO_END, TIMED_OUT
 
 __all__ = ["TEXT_CASES", "Case", "dies", "hangs", "mutes", "plain"]
 
+# A fault of the session that these cases show; it goes away with their mark.
+HELD = "a shell's death is known by the end of its socket, which a background job's output holds open"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
@@ -205,6 +208,23 @@ DEATHS = (
     dies("exit", "echo bye; exit 3", 3, b"bye\nexit\n"),
     dies("exit 0", "exit 0", NO_END),
     dies("kill", "kill -9 $$", 128 + 9, b""),
+    # The job has the shell's end of the socket as its output.
+    Case(
+        name="exit beside a job",
+        command="sleep 1000 & exit 3",
+        code=3,
+        restarted=True,
+        limit_s=2,
+        known_fault=HELD,
+    ),
+    Case(
+        name="kill beside a job",
+        command="sleep 1000 & kill -9 $$",
+        code=128 + 9,
+        restarted=True,
+        limit_s=2,
+        known_fault=HELD,
+    ),
     dies("kill by a signal nobody traps", "kill -SEGV $$", 128 + 11),
     dies("HUP", "kill -HUP $$; sleep 5", 128 + 1),
     dies("exec", "exec true", NO_END),
