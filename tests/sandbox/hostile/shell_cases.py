@@ -234,7 +234,7 @@ DEATHS = (
     dies("exit in a function in a loop", "f() { exit 6; }; while :; do f; done", 6),
     dies("a trap that exits", "trap 'exit 7' USR1; kill -USR1 $$; sleep 1000", 7),
     dies("a sourced file that exits", "echo 'exit 8' > s; . ./s", 8),
-    dies("endless recursion", "f() { f; }; f", 128 + 11),
+    dies("endless recursion", "ulimit -s 1024; f() { f; }; f", 128 + 11),
 )
 
 TEXT_CASES = (*TEXTS, *OUTPUTS, *DESCRIPTORS, *HANGS, *DEATHS)
