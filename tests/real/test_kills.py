@@ -28,6 +28,7 @@ pytestmark = pytest.mark.slow
 SEED = 4
 JOBS = 4
 STAGGER_SECONDS = 0.25
+CLOSING_SHARE, CLOSING_SECONDS = 0.2, 4.0
 GONE_SECONDS = 5.0
 JOB_SECONDS = 60.0
 WARDEN_KILLS_MAX = 4  # of one daemon: one more and it says that its host is broken
@@ -154,15 +155,15 @@ class Campaign:
         idle, wardens = len(here.family()), 0
         while self._left:
             names = self._submit(client)
-            time.sleep(self._dice.uniform(0.0, 1.0))
+            self._pick_a_moment(client)
             kind, pid = self._aim(here, without=() if wardens < WARDEN_KILLS_MAX else ("warden",))
-            stages = sorted({client.get(name).state.value for name in names} - {"done"})
             stage = None if kind in {"daemon", "warden"} else _stage(here, client, pid)
+            stage = stage or self._stages(client, names)
             family = here.family()
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
             self._left -= 1
-            what = f"{kind} in {stage or '+'.join(stages)}"
+            what = f"{kind} in {stage}"
             self.hits[what] += 1
             if kind == "daemon":
                 here.process.wait()
@@ -185,19 +186,38 @@ class Campaign:
         until(lambda: not _left(here), GONE_SECONDS, "no directory and no mount is left")
 
     def _submit(self, client: Client) -> list[str]:
-        """Jobs that are in different stages at one moment."""
+        """Jobs that are in different stages at one moment; the fewer they are, the earlier is that moment."""
         self._rounds += 1
-        names = [f"r{self._rounds}-{number}" for number in range(JOBS)]
+        names = [f"r{self._rounds}-{number}" for number in range(self._dice.randint(1, JOBS))]
         for name in names:
             client.submit(_job(name))
             time.sleep(STAGGER_SECONDS)
         return names
+
+    @staticmethod
+    def _stages(client: Client, names: list[str]) -> str:
+        """The stages of all jobs together, for what holds up all of them."""
+        stages = {client.get(name).state.value for name in names} - {"done"}
+        stages |= {"closing"} if _some_are_closing(client) else set()
+        return "+".join(sorted(stages)) or "no stage"
+
+    def _pick_a_moment(self, client: Client) -> None:
+        """Any; but one in five is when a sandbox ends, which is a short one."""
+        time.sleep(self._dice.uniform(0.0, 0.7))
+        if self._dice.random() < CLOSING_SHARE:
+            deadline = time.monotonic() + CLOSING_SECONDS
+            while time.monotonic() < deadline and not _some_are_closing(client):
+                pass
 
     def _aim(self, here: Started, *, without: tuple[str, ...]) -> tuple[str, int]:
         """What to kill: first its kind, so that the few are hit as often as the many."""
         found = {kind: pids for kind, pids in _targets(here).items() if kind not in without}
         kind = self._dice.choice(sorted(found))
         return kind, self._dice.choice(sorted(found[kind]))
+
+
+def _some_are_closing(client: Client) -> bool:
+    return any(row.state == "closing" for row in client.sandboxes().items)
 
 
 def _job(name: str) -> SubmitJob:

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 
 CALM_SECONDS, BOMB_SECONDS = 0.7, 1.5
 # The aims are 50 ms for the one and 100 ms for the other; cores that others use, too, are given room.
-ECHO_P95_MAX, LAG_P95_MAX, LAG_MAX = 0.15, 0.1, 0.5
+ECHO_P95_MAX, LAG_P95_MAX, LAG_MAX = 0.15, 0.1, 1.0
 _LAG_STEP = 0.002
 
 
