@@ -26,9 +26,10 @@ _ONCE = (
     r"""PROMPT_COMMAND='__s=$?; [[ -z $__n ]] || __e "$__s"'"""
     "\n"
 )
+# With the backslashes no alias stands for these words.
 _EACH = (
-    r"IFS= builtin read -rd '' -u9 __n; IFS= builtin read -rd '' -u9 __c; builtin printf '\0%s<\0' "
-    r'"$__n" >&9; builtin eval "$__c" >&9 2>&9 </dev/null 9<&-; __e $?'
+    r"IFS= \builtin read -rd '' -u9 __n; IFS= \builtin read -rd '' -u9 __c; \builtin printf '\0%s<\0' "
+    r'"$__n" >&9; \builtin eval "$__c" >&9 2>&9 </dev/null 9<&-; \__e $?'
     "\n"
 )
 

@@ -6,22 +6,24 @@ takes a ``wall`` runs once for each; a wall that this machine can't have is skip
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from prorld.sandbox.bubblewrap import BubblewrapRuntime
+from prorld.sandbox.apptainer import Apptainer
+from prorld.sandbox.bubblewrap import Bubblewrap
 from prorld.sandbox.contract import SandboxRuntime, SandboxSpec
+from prorld.sandbox.local import Local
+from prorld.sandbox.runtime import Runtime
+from prorld.sandbox.wall import Wall as SandboxWall
 from prorld.sandbox.warden_client import Warden
-from tests.sandbox.support import BOOT_ID
+from tests.sandbox.support import BOOT_ID, real_apptainer, real_image
 
 __all__ = ["WALLS", "Wall", "wall_parameters"]
-
-ROOTFS_VARIABLE = "PRORLD_TEST_ROOTFS"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,34 +35,36 @@ class Wall:
 
     name: str
     make: Callable[[Warden, Path], SandboxRuntime]
-    image: Callable[[], str | None] = lambda: None
+    image: Callable[[], Path | None] = lambda: None
     marks: tuple[pytest.MarkDecorator, ...] = ()
     isolates: bool = True
 
     def spec(self, **wanted: Any) -> SandboxSpec:
         """A sandbox's spec for this wall. Skips the test where the machine lacks the image."""
-        return SandboxSpec(image=self.image(), trusted=not self.isolates, **wanted)
+        image = self.image()
+        return SandboxSpec(image=None if image is None else str(image), trusted=not self.isolates, **wanted)
 
 
-def _bubblewrap(warden: Warden, runtime_dir: Path) -> SandboxRuntime:
-    return BubblewrapRuntime(warden, runtime_dir=runtime_dir, boot_id=BOOT_ID)
+def _behind(wall: Callable[[], SandboxWall]) -> Callable[[Warden, Path], SandboxRuntime]:
+    def make(warden: Warden, runtime_dir: Path) -> SandboxRuntime:
+        return Runtime(wall(), warden, runtime_dir=runtime_dir, boot_id=BOOT_ID)
+
+    return make
 
 
-def _named_by(variable: str) -> Callable[[], str]:
-    """An image that an environment variable names."""
+def _apptainer() -> SandboxWall:
+    return Apptainer(real_apptainer())
 
-    def image() -> str:
-        named = os.environ.get(variable)
-        if not named:
-            pytest.skip(f"{variable} names no image")
-        return named
 
-    return image
-
+_REAL = (pytest.mark.real,)
+_DIRECTORY, _SIF = (partial(real_image, kind) for kind in ("directory", "sif"))
 
 WALLS: tuple[Wall, ...] = (
-    Wall(name="bubblewrap", make=_bubblewrap),
-    Wall(name="bubblewrap-image", make=_bubblewrap, image=_named_by(ROOTFS_VARIABLE), marks=(pytest.mark.real,)),
+    Wall(name="bubblewrap", make=_behind(Bubblewrap)),
+    Wall(name="local", make=_behind(Local), isolates=False),
+    Wall(name="bubblewrap-image", make=_behind(Bubblewrap), image=_DIRECTORY, marks=_REAL),
+    Wall(name="apptainer", make=_behind(_apptainer), image=_DIRECTORY, marks=_REAL),
+    Wall(name="apptainer-sif", make=_behind(_apptainer), image=_SIF, marks=_REAL),
 )
 
 
