@@ -18,18 +18,19 @@ __all__ = ["BashDialect"]
 
 COMMAND_BYTES_MAX = 1 << 20
 
+# What a command may change, words are kept from: quotes from IFS, backslashes from aliases, no `local` from `set -k`.
 _ONCE = (
     r"PS1=; PS2=; PS4='+ '; HISTFILE=; unset MAILCHECK; set +o history +H; shopt -u checkwinsize huponexit; __n=; "
-    r"__e() { local s=$1; builtin printf '\0%s %d %s\0' "
-    r'"$__n" "$s" "$PWD" >&9; __n=; return "$s"; }; '
+    r"""__e() { \builtin printf '\0%s %d %s\0' "$__n" "$1" "$PWD" >&9; __n=; \builtin return "$1"; }; """
     # An interrupt abandons the typed line; the prompt that follows reports in its place.
-    r"""PROMPT_COMMAND='__s=$?; [[ -z $__n ]] || __e "$__s"'"""
+    r"""PROMPT_COMMAND='__s=$?; [[ -z $__n ]] || \__e "$__s"'"""
     "\n"
 )
-# With the backslashes no alias stands for these words.
+# Where the names can't be set any more, the shell leaves before it would take an old command for the new one.
 _EACH = (
-    r"IFS= \builtin read -rd '' -u9 __n; IFS= \builtin read -rd '' -u9 __c; \builtin printf '\0%s<\0' "
-    r'"$__n" >&9; \builtin eval "$__c" >&9 2>&9 </dev/null 9<&-; \__e $?'
+    r"IFS= \builtin read -rd '' -u9 __n && IFS= \builtin read -rd '' -u9 __c || \builtin exit 125; "
+    r"""\builtin printf '\0%s<\0' "$__n" >&9; """
+    r"""\builtin eval "$__c" >&9 2>&9 </dev/null 9<&-; \__e "$?" """
     "\n"
 )
 

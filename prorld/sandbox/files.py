@@ -14,7 +14,6 @@ from contextlib import closing, suppress
 
 import trio
 
-from prorld.errors import SandboxError
 from prorld.sandbox.link import Child
 
 __all__ = ["Files"]
@@ -47,7 +46,7 @@ class Files:
     async def read(self, path: str, *, max_bytes: int) -> bytes:
         """A regular file's content. Raises as ``Sandbox.read_file`` says."""
         place = self._place(path)
-        code, content = await self._call(_READ, [place, str(max_bytes + 1)], b"", max_bytes + 1)
+        code, content = await self._call(_READ, path, [place, str(max_bytes + 1)], b"", max_bytes + 1)
         if code == 0 and len(content) > max_bytes:
             raise ValueError(f"{path}: larger than {max_bytes} bytes")
         _check(code, path, b"")
@@ -55,7 +54,7 @@ class Files:
 
     async def write(self, path: str, data: bytes) -> None:
         """Put a file in place, with its directories. Raises ``OSError`` where the sandbox refuses."""
-        code, complaint = await self._call(_WRITE, [self._place(path)], data, COMPLAINT_BYTES_MAX)
+        code, complaint = await self._call(_WRITE, path, [self._place(path)], data, COMPLAINT_BYTES_MAX)
         _check(code, path, complaint)
 
     def _place(self, path: str) -> str:
@@ -66,7 +65,9 @@ class Files:
             return posixpath.join(self._workdir, path)
         raise FileNotFoundError(f"no such file: {path!r}")
 
-    async def _call(self, script: str, arguments: list[str], data: bytes, answer_bytes: int) -> tuple[int, bytes]:
+    async def _call(
+        self, script: str, path: str, arguments: list[str], data: bytes, answer_bytes: int
+    ) -> tuple[int, bytes]:
         argv = ["/bin/bash", "--norc", "--noprofile", "-c", script, "files", *arguments]
         async with self._at_once:
             with trio.move_on_after(FILE_SECONDS):
@@ -75,7 +76,8 @@ class Files:
                         await _send(child.control, data)
                     answer = await _receive(child.control, answer_bytes)
                     return await child.wait(), answer
-        raise SandboxError("a file transfer did not come to an end")
+        # What runs in there can hold up its own files: with a lease, or with a pipe put into their place.
+        raise TimeoutError(f"{path}: not let go of in {FILE_SECONDS:.0f} s")
 
 
 async def _send(sock: trio.socket.SocketType, data: bytes) -> None:

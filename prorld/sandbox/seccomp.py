@@ -23,6 +23,7 @@ _NEW_NUMBERS = {
     "fsconfig": 431,
     "fsmount": 432,
     "fspick": 433,
+    "pidfd_getfd": 438,
     "mount_setattr": 442,
 }
 _NUMBERS = {

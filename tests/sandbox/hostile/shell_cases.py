@@ -10,7 +10,6 @@ from prorld.sandbox.session import NO_END, TIMED_OUT
 __all__ = ["TEXT_CASES", "Case", "dies", "hangs", "mutes", "plain"]
 
 # A fault of the session that these cases show; it goes away with their mark.
-HELD = "a shell's death is known by the end of its socket, which a background job's output holds open"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +42,6 @@ class Case:
     after: bytes = b"RECOVERED\n"
     failures_kill: bool = False  # a command that fails ends the shell, as the policy asked
     walled: bool = False
-    known_fault: str = ""
 
 
 def plain(name: str, command: str, output: bytes, code: int = 0) -> Case:
@@ -215,7 +213,6 @@ DEATHS = (
         code=3,
         restarted=True,
         limit_s=2,
-        known_fault=HELD,
     ),
     Case(
         name="kill beside a job",
@@ -223,7 +220,6 @@ DEATHS = (
         code=128 + 9,
         restarted=True,
         limit_s=2,
-        known_fault=HELD,
     ),
     dies("kill by a signal nobody traps", "kill -SEGV $$", 128 + 11),
     dies("HUP", "kill -HUP $$; sleep 5", 128 + 1),

@@ -7,9 +7,6 @@ from tests.sandbox.hostile.shell_cases import Case, dies, mutes, plain
 __all__ = ["STATE_CASES"]
 
 # Faults of the driver that these cases show. Each goes away with its case's mark.
-SPLIT = "the driver passes $? unquoted, so digits in IFS turn an exit code into another, 7 into 0"
-EXIT_CODE = "the driver keeps the exit code with `local s=$1`: without that, every command ends with 0"
-STALE = "the driver does not look whether it could read a command: what runs again is the former one"
 
 OPTIONS = (
     plain("set -euo pipefail", "set -euo pipefail; echo ok; set +euo pipefail", b"ok\n"),
@@ -21,7 +18,7 @@ OPTIONS = (
     Case(name="set -v for good", command="set -v", has=b"", after=b"echo RECOVERED\nRECOVERED\n"),
     Case(name="set -n for good", command="set -n; echo said", output=b"said\n"),
     Case(name="set -f for good", command="set -f; echo *", output=b"*\n"),
-    Case(name="set -k for good", command="set -k; echo a b=1", output=b"a\n", known_fault=EXIT_CODE),
+    Case(name="set -k for good", command="set -k; echo a b=1", output=b"a\n"),
     Case(name="set -t", command="set -t", then="fresh"),
     Case(name="set -m off", command="set +m; sleep 0.01; echo ok", output=b"ok\n"),
     Case(name="set -o posix", command="set -o posix; echo ok", output=b"ok\n"),
@@ -40,7 +37,7 @@ NAMES = (
     Case(name="a prompt command", command="PROMPT_COMMAND='echo noise'; echo ok", output=b"ok\n"),
     Case(name="no prompt command", command="unset PROMPT_COMMAND; echo ok", output=b"ok\n"),
     Case(name="a read-only prompt command", command="readonly PROMPT_COMMAND=:; echo ok", output=b"ok\n"),
-    Case(name="IFS", command="IFS=/0123456789abcdef; echo ok", output=b"ok\n", known_fault=SPLIT),
+    Case(name="IFS", command="IFS=/0123456789abcdef; echo ok", output=b"ok\n"),
     Case(name="IFS read-only", command="readonly IFS=x; echo ok", output=b"ok\n"),
     Case(name="the locale", command="export LC_ALL=C LANG=xx_YY.UTF-8; echo ok", has=b"ok\n"),
     Case(name="no PATH", command="PATH=; unset PATH; echo ok", output=b"ok\n"),
@@ -51,8 +48,8 @@ NAMES = (
     Case(name="PWD", command="PWD=/nowhere; echo ok", output=b"ok\n"),
     Case(name="PWD read-only", command="readonly PWD; cd /tmp; pwd -P", code=None, has=b""),
     mutes("our names changed", "__n=x; __c=y; __s=z; echo ok", b"ok\n"),
-    Case(name="our names read-only", command="readonly __c; echo ok", output=b"ok\n", then="fresh", known_fault=STALE),
-    Case(name="the nonce read-only", command="readonly __n; echo ok", then="late"),
+    Case(name="our names read-only", command="readonly __c; echo ok", output=b"ok\n", then="fresh"),
+    Case(name="the nonce read-only", command="readonly __n; echo ok", then="fresh"),
     mutes("our function gone", "unset -f __e; echo ok", b"ok\n"),
     mutes("our function redefined", "__e() { :; }; echo ok", b"ok\n"),
     Case(name="our function read-only", command="readonly -f __e 2>/dev/null; echo ok", output=b"ok\n"),
@@ -68,13 +65,11 @@ NAMES = (
         name="return and local overridden",
         command="return() { :; }; local() { :; }; echo ok",
         output=b"ok\n",
-        known_fault=EXIT_CODE,
     ),
     mutes("builtins disabled", "enable -n echo printf read eval builtin; /bin/echo ok", b"ok\n"),
     Case(
         name="aliases",
         command="shopt -s expand_aliases; alias IFS= builtin=false read=false eval=false; command echo ok",
-        then="late",
     ),
     mutes("all functions gone", "unset -f $(compgen -A function); echo ok", b"ok\n"),
     mutes("all names gone", "unset $(compgen -v) 2>/dev/null; echo ok", b"ok\n"),

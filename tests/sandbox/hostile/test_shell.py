@@ -25,7 +25,6 @@ def _parameters() -> list[Any]:
         pytest.param(
             case,
             id=case.name,
-            marks=pytest.mark.xfail(reason=case.known_fault, strict=True) if case.known_fault else (),
         )
         for case in CASES
     ]

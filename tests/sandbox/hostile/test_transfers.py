@@ -82,9 +82,6 @@ async def test_races(race: str, sandbox: Sandbox, wall: Wall, monkeypatch: pytes
     assert (await sandbox.bash("echo on", limit_s=5)).output.endswith(b"on\n")
 
 
-@pytest.mark.xfail(
-    strict=True, reason="a transfer that its policy holds up is told as the sandbox's error, not the file's"
-)
 async def test_a_lease(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     """A policy that keeps its own file from being opened has made it unreadable; that is no fault of the sandbox's."""
     monkeypatch.setattr(files, "FILE_SECONDS", 1.0)
