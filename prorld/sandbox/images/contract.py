@@ -16,11 +16,12 @@ ImageKind = Literal["directory", "sif"]
 
 
 class Image(msgspec.Struct, frozen=True, kw_only=True):
-    """A root file system on this host. ``name`` is what the task called it."""
+    """A root file system on this host. ``name`` is what the task called it, ``env`` what the image sets."""
 
     name: str
     path: str
     kind: ImageKind
+    env: dict[str, str] = {}
 
 
 class Images(Protocol):
