@@ -34,6 +34,8 @@ _RESULT_BYTES_MAX = 4 << 20
 _NETWORK = (
     "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy", "SSL_CERT_FILE", "SSL_CERT_DIR",
 )  # fmt: skip
+# What a registry says that it says the next time, too.
+_SETTLED = ("unauthorized", "denied", "manifest unknown", "not found", "no such image", "invalid reference format")
 _CURE = "install it, run `scripts/apptainer` of prorld's sources, or name one with sandbox.apptainer"
 
 
@@ -156,13 +158,14 @@ def failed(action: str, source: str, last: list[str]) -> SandboxError:
     words = next((line for line in reversed(last) if line.startswith(("FATAL", "ERROR"))), last[-1] if last else "")
     words = words.removeprefix("FATAL:").removeprefix("ERROR:").strip() or "it said nothing"
     code = {"build": "image_build_failed", "pull": "image_pull_failed"}.get(action, "image_broken")
+    is_settled = any(said in words.lower() for said in _SETTLED)
     if any("No module named 'spython'" in line for line in last):
         words, code = "the package spython is missing: pip install 'prorld[apptainer]'", "no_apptainer"
     details = {"said": last}
     return SandboxError(
         f"Apptainer could not {action} {source}: {words}",
         code=code,
-        retryable=code == "image_pull_failed",
+        retryable=code == "image_pull_failed" and not is_settled,
         details=details,
     )
 

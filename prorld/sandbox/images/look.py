@@ -6,17 +6,20 @@ import os
 import re
 import shlex
 import stat
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 import msgspec
 
-__all__ = ["Contents", "environment_of", "inside", "look"]
+__all__ = ["Contents", "environment_of", "environment_said", "inside", "look"]
 
 LINKS_MAX = 40
-PROGRAMS = ("bash", "sh", "python3", "ipython", "git", "node", "cargo", "go", "gcc", "tmux")
+PROGRAMS = ("bash", "sh", "python3", "ipython", "ipython3", "git", "node", "cargo", "go", "gcc", "tmux")
 
 _PLACES = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 _LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64")
+_NOTED = "/.singularity.d/env/"
 _ENVIRONMENTS = ("10-docker2singularity.sh", "90-environment.sh")
 _ENVIRONMENT_BYTES_MAX = 1 << 16
 _OS_RELEASE_BYTES_MAX = 1 << 14
@@ -31,7 +34,7 @@ class Contents(msgspec.Struct, frozen=True, kw_only=True):
     programs: dict[str, str]
     libc: str
     system: str
-    environment: dict[str, str]
+    env: dict[str, str]
 
     @property
     def misses(self) -> tuple[str, ...]:
@@ -44,7 +47,7 @@ def look(root: Path) -> Contents:
     environment = environment_of(root)
     places = [*environment.get("PATH", "").split(":"), *_PLACES]
     programs = {name: path for name in PROGRAMS if (path := _program(root, name, places)) is not None}
-    return Contents(programs=programs, libc=_libc(root), system=_system(root), environment=environment)
+    return Contents(programs=programs, libc=_libc(root), system=_system(root), env=environment)
 
 
 def inside(root: Path, path: str) -> Path | None:
@@ -79,14 +82,32 @@ def environment_of(root: Path) -> dict[str, str]:
     """The variables that the image sets, where Apptainer has noted them."""
     found: dict[str, str] = {}
     for name in _ENVIRONMENTS:
-        for line in _read(root, f"/.singularity.d/env/{name}", _ENVIRONMENT_BYTES_MAX).splitlines():
-            export = _EXPORT.match(line.strip())
-            if export is None:
-                continue
-            default = _DEFAULT.match(export[2])
-            value = _unquoted(default[1] if default is not None else export[2])
-            if value is not None:
-                found[export[1]] = value
+        found |= _exports(_read(root, f"{_NOTED}{name}", _ENVIRONMENT_BYTES_MAX))
+    return found
+
+
+def environment_said(inspected: Mapping[str, Any]) -> dict[str, str]:
+    """The same from what ``apptainer inspect`` says of a file; nothing where it says something unknown."""
+    attributes = inspected.get("attributes")
+    texts = attributes.get("environment") if isinstance(attributes, dict) else None
+    found: dict[str, str] = {}
+    for name in _ENVIRONMENTS:
+        text = texts.get(f"{_NOTED}{name}") if isinstance(texts, dict) else None
+        if isinstance(text, str):
+            found |= _exports(text[:_ENVIRONMENT_BYTES_MAX])
+    return found
+
+
+def _exports(script: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for line in script.splitlines():
+        export = _EXPORT.match(line.strip())
+        if export is None:
+            continue
+        default = _DEFAULT.match(export[2])
+        value = _unquoted(default[1] if default is not None else export[2])
+        if value is not None:
+            found[export[1]] = value
     return found
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from prorld.errors import SandboxError
+from prorld.sandbox.images.look import environment_said
 from prorld.sandbox.images.modes import definition_key, key_of, reference_key
 from prorld.sandbox.images.progress import Progress, tick_of
 from prorld.sandbox.images.records import ImageRecord, Mode, Origin, check_name, is_reference, name_for
@@ -232,12 +233,13 @@ async def _keep_sif(
 ) -> ImageRecord:
     """Take over a SIF file that Apptainer has made."""
     target = staging.image / SIF
+    env = environment_said(await store.apptainer.inspect(output, staging.work))
     size = await store.lane.run(_take_over, output, target)
     progress.step("taking its digest", total_bytes=size)
     digest = await store.lane.run(digest_file, target, tick_of(progress))
     record = ImageRecord(
         digest=f"sha256:{digest}", kind="sif", source=source, origin=origin, mode=mode, size_bytes=size,
-        created_at=instant(), made_with=store.apptainer.program(),
+        created_at=instant(), made_with=store.apptainer.program(), env=env,
     )  # fmt: skip
     await store.publish(staging, record)
     return record

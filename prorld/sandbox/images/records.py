@@ -19,6 +19,7 @@ __all__ = [
     "Origin",
     "check_name",
     "file_of_name",
+    "is_name",
     "is_reference",
     "name_for",
     "name_of_file",
@@ -54,7 +55,7 @@ class ImageRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True):
-    """An image with what changes about it."""
+    """An image with what changes about it. Of a ``broken`` one the record is lost, and only the digest is known."""
 
     record: ImageRecord
     names: tuple[str, ...]
@@ -62,6 +63,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     in_use: bool
     unpacked: bool
     disk_bytes: int
+    broken: bool = False
 
 
 def is_reference(text: str) -> bool:
@@ -78,6 +80,11 @@ def check_name(name: str) -> str:
     if len(file_of_name(name)) > NAME_BYTES_MAX:
         raise SandboxError("this name of an image is too long", code="bad_image_name", retryable=False)
     return name
+
+
+def is_name(text: str) -> bool:
+    """Whether an image can be called so at all."""
+    return _NAME.fullmatch(text) is not None and len(file_of_name(text)) <= NAME_BYTES_MAX
 
 
 def name_for(source: str) -> str:

@@ -147,9 +147,10 @@ class Apt:
         (place / "sources.list").write_text("".join(f"{line}\n" for line in host.sources))
         (place / "conf").write_text(
             f'Dir::State "{place}"; Dir::State::Lists "{place}/lists"; Dir::State::status "{place}/status";\n'
-            f'Dir::Cache "{place}/cache"; Dir::Etc::SourceList "{place}/sources.list"; Dir::Etc::SourceParts "-";\n'
-            'Dir::Etc::Preferences "-"; Dir::Etc::PreferencesParts "-"; Debug::NoLocking "1";\n'
-            'APT::Sandbox::User ""; Acquire::Languages "none"; APT::Install-Recommends "0";\n'
+            f'Dir::Cache "{place}/cache"; Dir::Etc::SourceList "{place}/sources.list";\n'
+            'Dir::Etc::SourceParts "/dev/null"; Dir::Etc::Preferences "/dev/null";\n'
+            'Dir::Etc::PreferencesParts "/dev/null"; Debug::NoLocking "1"; APT::Sandbox::User "";\n'
+            'Acquire::Languages "none"; APT::Install-Recommends "0";\n'
         )
 
     async def get(self, words: Sequence[str], said: Said) -> None:

@@ -23,7 +23,7 @@ from pathlib import Path
 import msgspec
 
 from prorld.errors import SandboxError
-from prorld.sandbox.images.records import Found, ImageRecord, check_name, file_of_name, name_of_file
+from prorld.sandbox.images.records import Found, ImageRecord, check_name, file_of_name, is_name, name_of_file
 
 __all__ = ["FORMAT", "Shelf", "Staging"]
 
@@ -126,6 +126,8 @@ class Shelf:
 
     def digest_of(self, name: str) -> str | None:
         """The digest that a name, a digest or the unambiguous beginning of one stands for."""
+        if not is_name(name):
+            return None
         if name.startswith(_PREFIX):
             wanted = name.removeprefix(_PREFIX)
             return None if len(wanted) < _SHORTEST_DIGEST else self._only_one([*self._digests()], wanted, name)
@@ -161,7 +163,11 @@ class Shelf:
 
     def found(self, digest: str, names: tuple[str, ...] | None = None) -> Found | None:
         """One image with what changes about it."""
-        record = self.record(digest)
+        broken = False
+        try:
+            record = self.record(digest)
+        except SandboxError:
+            broken, record = True, self._lost(digest)
         if record is None:
             return None
         if names is None:
@@ -178,7 +184,15 @@ class Shelf:
             in_use=self._is_locked(digest),
             unpacked=unpacked,
             disk_bytes=disk,
+            broken=broken,
         )
+
+    @staticmethod
+    def _lost(digest: str) -> ImageRecord:
+        return ImageRecord(
+            digest=digest, kind="directory", source="its record can't be read", origin="path", mode="scratch",
+            size_bytes=0, created_at=instant(),
+        )  # fmt: skip
 
     def _digests(self) -> Iterator[str]:
         return (f"{_PREFIX}{place.name}" for place in self._entries("images"))

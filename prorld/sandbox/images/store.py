@@ -8,6 +8,7 @@ the end of the process: nobody removes an image under a live sandbox.
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -19,7 +20,7 @@ from prorld.kit.cleanup import afterwards
 from prorld.kit.lanes import Lane
 from prorld.kit.process import run_group
 from prorld.sandbox.images.apptainer import Apptainer
-from prorld.sandbox.images.contract import Image
+from prorld.sandbox.images.contract import Image, ImageKind
 from prorld.sandbox.images.look import environment_of
 from prorld.sandbox.images.modes import key_of
 from prorld.sandbox.images.progress import Progress, Silence, tick_of
@@ -27,7 +28,7 @@ from prorld.sandbox.images.records import Found, ImageRecord, is_reference
 from prorld.sandbox.images.shelf import ROOT, SIF, Shelf, Staging, instant
 from prorld.sandbox.images.tree import TreeSize, copy_file, digest_file, digest_tree, furnish, make_harmless
 
-__all__ = ["ImageStore", "delete", "is_sif"]
+__all__ = ["ImageStore", "delete", "is_sif", "kind_at"]
 
 UNPACKINGS_MAX = 2
 LANE_THREADS = 4
@@ -131,12 +132,13 @@ class ImageStore:
 
     async def _resolve_path(self, name: str, *, unpacked: bool) -> Image:
         path = Path(name)
-        if await self.lane.run(path.is_dir):
-            return Image(name=name, path=name, kind="directory", env=await self.lane.run(environment_of, path))
-        if not await self.lane.run(path.is_file):
-            raise SandboxError(f"there is no image at {name}", code="no_image", retryable=False)
+        kind = await self.lane.run(kind_at, path)
+        if kind is None:
+            raise SandboxError(f"there is no image at {name!r}", code="no_image", retryable=False)
+        if kind == "directory":
+            return Image(name=name, path=name, kind=kind, env=await self.lane.run(environment_of, path))
         if not unpacked:
-            return Image(name=name, path=name, kind="sif")
+            return Image(name=name, path=name, kind=kind)
         await self.prepare()
         return await self._ready(name, await self.take_in_sif(path, Silence()), unpacked=True)
 
@@ -274,6 +276,15 @@ async def delete(path: Path) -> None:
     if done.exit_code != 0:
         words = done.stderr.decode("utf-8", "replace").strip()[:500]
         raise SandboxError(f"{path} could not be removed: {words}", code="images_dir", retryable=True)
+
+
+def kind_at(path: Path) -> ImageKind | None:
+    """What stands at a path that a task named; whatever it may be, this only looks."""
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError):
+        return None
+    return "directory" if stat.S_ISDIR(mode) else "sif" if stat.S_ISREG(mode) else None
 
 
 def is_sif(path: Path) -> bool:
