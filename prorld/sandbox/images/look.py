@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import stat
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
@@ -112,14 +111,28 @@ def _exports(script: str) -> dict[str, str]:
 
 
 def _unquoted(text: str) -> str | None:
-    """The value of a word of the shell; ``None`` where only a shell could tell."""
-    if "$" in text.replace("\\$", "") or "`" in text:
-        return None
-    try:
-        words = shlex.split(text)
-    except ValueError:
-        return None
-    return " ".join(words)
+    """The first word of the shell in a text; ``None`` where only a shell could tell."""
+    word: list[str] = []
+    quote = ""
+    letters = iter(text)
+    for letter in letters:
+        if quote == "'" and letter != quote:
+            word.append(letter)
+        elif letter == quote:
+            quote = ""
+        elif letter == "\\":
+            escaped = next(letters, "")
+            # Within double quotes only these can be escaped, and before others the backslash stays.
+            word.append(escaped if not quote or escaped in '$`"\\' else f"\\{escaped}")
+        elif letter in "$`":
+            return None
+        elif not quote and letter in "\"'":
+            quote = letter
+        elif not quote and letter in " \t;&|<>()":
+            break
+        else:
+            word.append(letter)
+    return None if quote else "".join(word)
 
 
 def _program(root: Path, name: str, places: list[str]) -> str | None:
