@@ -22,9 +22,10 @@ _NOTED = "/.singularity.d/env/"
 _ENVIRONMENTS = ("10-docker2singularity.sh", "90-environment.sh")
 _ENVIRONMENT_BYTES_MAX = 1 << 16
 _OS_RELEASE_BYTES_MAX = 1 << 14
-# `export NAME="value"`, and Apptainer's form for what a registry's image sets: `export NAME="${NAME:-"value"}"`.
+# `export NAME="value"`, and what Apptainer makes of a registry's image: `export NAME="${NAME:-"value"}"`.
 _EXPORT = re.compile(r"^export ([A-Za-z_][A-Za-z0-9_]*)=(.*)$")
-_DEFAULT = re.compile(r'^"\$\{[A-Za-z_][A-Za-z0-9_]*:-(.*)\}"$')
+_DEFAULT = re.compile(r'^"\$\{[A-Za-z_][A-Za-z0-9_]*:-"(.*)"\}"$')
+_ESCAPED = re.compile(r'\\([$`"\\n])')
 
 
 class Contents(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,10 +105,15 @@ def _exports(script: str) -> dict[str, str]:
         if export is None:
             continue
         default = _DEFAULT.match(export[2])
-        value = _unquoted(default[1] if default is not None else export[2])
+        value = _unquoted(export[2] if default is None else f'"{_once_unescaped(default[1])}"')
         if value is not None:
             found[export[1]] = value
     return found
+
+
+def _once_unescaped(text: str) -> str:
+    """Apptainer escapes its default values once for each pair of quotes, and newlines as a backslash and an n."""
+    return _ESCAPED.sub(lambda found: "\n" if found[1] == "n" else found[1], text)
 
 
 def _unquoted(text: str) -> str | None:

@@ -46,6 +46,8 @@ _WORD = re.compile(r"[A-Za-z0-9.:/_+~-]+")
 _FETCHED = re.compile(r"^'[^']+' (\S+) (\d+) (\S*)$", re.MULTILINE)
 _TARGETS = "$(REPO_URI)|$(CODENAME)|$(RELEASE)|$(COMPONENT)"
 _PROXIES = ("http_proxy", "https_proxy", "no_proxy", "ssl_cert_file")
+# What apt says the next time, too.
+_SETTLED = ("Unable to locate package", "no installation candidate", "Couldn't find any package", "unmet dependencies")
 _WATCH_SECONDS = 0.2
 _OUTPUT_BYTES_MAX = 4 << 20
 
@@ -289,5 +291,8 @@ def _size_of(directory: Path) -> int:
 def _failed(what: str, last: Sequence[str]) -> SandboxError:
     words = next((line for line in last if line.startswith("E: ")), last[-1] if last else "it said nothing")
     return SandboxError(
-        f"apt could not {what}: {words.removeprefix('E: ')}", code="image_build_failed", details={"said": [*last][-12:]}
+        f"apt could not {what}: {words.removeprefix('E: ')}",
+        code="image_build_failed",
+        retryable=not any(said in words for said in _SETTLED),
+        details={"said": [*last][-12:]},
     )

@@ -17,7 +17,9 @@ DOCKER = """\
 export PATH="/opt/conda/bin:/usr/bin"
 export LANG="${LANG:-"C.UTF-8"}"
 export SAID="a \\$5 \\"word\\""
+export PRICE="${PRICE:-"\\\\$5 \\\\\\"a\\\\\\" \\\\\\\\d two\\nlines"}"
 export HOME_OF="$HOME"
+export HOME_TOO="${HOME_TOO:-"$HOME"}"
 export RUN="$(id)"
 LOCAL=1
 """
@@ -69,7 +71,7 @@ def test_the_environment_is_read_and_never_run(place):
     root = small_tree(place / "image")
     noted(root, "10-docker2singularity.sh", DOCKER)
     noted(root, "90-environment.sh", "export LANG=C\nexport BROKEN='\n")
-    wanted = {"PATH": "/opt/conda/bin:/usr/bin", "LANG": "C", "SAID": 'a $5 "word"'}
+    wanted = {"PATH": "/opt/conda/bin:/usr/bin", "LANG": "C", "SAID": 'a $5 "word"', "PRICE": '$5 "a" \\d two\nlines'}
     assert environment_of(root) == wanted
     said = {f"/.singularity.d/env/{file.name}": file.read_text() for file in (root / ".singularity.d/env").iterdir()}
     assert environment_said({"attributes": {"environment": said}}) == wanted
