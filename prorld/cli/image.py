@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Callable
+from typing import Any
 
 from prorld.cli.common import Help, add_json_option, epilog
 from prorld.cli.exits import Exit
@@ -64,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     return Exit(getattr(image_run, args.does)(args))
 
 
-def _making_arguments(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def _making_arguments(actions: Any) -> None:
     pulled = _action(actions, "pull", "bring an image here", "pull_image")
     pulled.description = (
         "Brings an image into the store: docker://, oras://, library:// or https:// (these need Apptainer), an\n"
@@ -102,9 +103,7 @@ def _name_and_mode(parser: argparse.ArgumentParser, default: str) -> None:
     parser.add_argument("--mode", choices=MODES, default=default, help=f"{_MODE_HELP} (default {default})")
 
 
-def _action(
-    actions: argparse._SubParsersAction[argparse.ArgumentParser], name: str, summary: str, does: str
-) -> argparse.ArgumentParser:
+def _action(actions: Any, name: str, summary: str, does: str) -> argparse.ArgumentParser:
     parser = actions.add_parser(name, help=summary, formatter_class=Help)
     group = parser.add_argument_group("which store (by default the daemon's on this host)")
     group.add_argument("--images-dir", metavar="DIR", help="its directory [sandbox.images_dir]")
