@@ -104,7 +104,7 @@ def _name_and_mode(parser: argparse.ArgumentParser, default: str) -> None:
 
 
 def _action(actions: Any, name: str, summary: str, does: str) -> argparse.ArgumentParser:
-    parser = actions.add_parser(name, help=summary, formatter_class=Help)
+    parser: argparse.ArgumentParser = actions.add_parser(name, help=summary, formatter_class=Help)
     group = parser.add_argument_group("which store (by default the daemon's on this host)")
     group.add_argument("--images-dir", metavar="DIR", help="its directory [sandbox.images_dir]")
     group.add_argument("--state-dir", metavar="DIR", help="the daemon's directory [$PRORLD_STATE]")
