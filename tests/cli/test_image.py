@@ -163,17 +163,17 @@ def test_without_apt_the_reason_is_told(place, capsys, monkeypatch):
 def test_a_signal_ends_all_of_it_and_leaves_nothing(place, stand_in, number):
     """Apptainer has gone, what it had made has gone, and the exit code says so."""
     main(["image", "pull", str(fake_sif(place / "env.sif"))])
-    stand_in.order(f'mkdir -p "$3"; echo $$ >{place}/tool/calls; exec sleep 600')
+    stand_in.stop_there()
     argv = [sys.executable, "-m", "prorld.cli", "image", "inspect", "env"]
     with subprocess.Popen(argv, stderr=subprocess.PIPE) as process:
         deadline = time.monotonic() + 30
-        while not stand_in.calls() and time.monotonic() < deadline:
+        while stand_in.pid() is None and time.monotonic() < deadline:
             time.sleep(0.01)
         process.send_signal(number)
         _, said = process.communicate(timeout=30)
     assert process.returncode == Exit.INTERRUPTED
     assert b"Traceback" not in said
-    assert trio.run(gone, {int(stand_in.calls()[0])})
+    assert trio.run(gone, {stand_in.pid()})
     assert [*(place / "state" / "images" / "staging").iterdir()] == []
 
 

@@ -42,6 +42,15 @@ class StandIn:
         """Each call's arguments."""
         return (self.place / "calls").read_text().splitlines()
 
+    def stop_there(self) -> None:
+        """Let it say who it is, and then stand still for longer than any test."""
+        self.order(f'mkdir -p "$3/half"; echo $$ >{self.place}/calls; exec sleep 600')
+
+    def pid(self) -> int | None:
+        """Who stands still there, once it does."""
+        said = self.calls()
+        return int(said[0]) if said and said[0].isdigit() else None
+
 
 def fake_sif(path: Path, content: bytes = b"content") -> Path:
     """A file that begins as SIF files do."""

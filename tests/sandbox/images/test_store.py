@@ -152,15 +152,17 @@ async def test_apptainer_sees_nothing_of_our_environment(place, store, stand_in,
 
 async def test_a_cancelled_unpacking_ends_its_process_and_leaves_nothing(place, store, stand_in):
     """Whoever waits next begins anew."""
-    stand_in.order(f"echo $$ >{place}/tool/calls; exec sleep 600")
+    stand_in.stop_there()
     sif = fake_sif(place / "a.sif")
     with trio.fail_after(20):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(lambda: store.resolve(str(sif), unpacked=True))
-            while not stand_in.calls():  # noqa: ASYNC110 - the program only writes a file
+            while stand_in.pid() is None:  # noqa: ASYNC110 - the program only writes a file
                 await trio.sleep(0.01)
             nursery.cancel_scope.cancel("enough")
-    assert await gone({int(stand_in.calls()[0])})
+    pid = stand_in.pid()
+    assert pid is not None
+    assert await gone({pid})
     assert staged(store) == []
 
 
