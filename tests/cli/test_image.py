@@ -177,6 +177,26 @@ def test_a_signal_ends_all_of_it_and_leaves_nothing(place, stand_in, number):
     assert [*(place / "state" / "images" / "staging").iterdir()] == []
 
 
+@pytest.mark.slow
+def test_what_a_killed_command_leaves_goes_with_the_next_gc(place, stand_in, capsys):
+    """Apptainer ends with whoever started it, however that ended; a second unpacking is not held up."""
+    main(["image", "pull", str(fake_sif(place / "env.sif"))])
+    stand_in.stop_there()
+    with subprocess.Popen([sys.executable, "-m", "prorld.cli", "image", "inspect", "env"]) as process:
+        deadline = time.monotonic() + 30
+        while stand_in.pid() is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        process.kill()
+    assert trio.run(gone, {stand_in.pid()})
+    capsys.readouterr()
+    assert main(["image", "gc"]) == 0
+    assert capsys.readouterr().out == "0 images removed, 0 B, and 1 leftover\n"
+    assert [*(place / "state" / "images" / "staging").iterdir()] == []
+    stand_in.order("")
+    assert main(["image", "inspect", "env"]) == 0
+    assert "env      COLOUR=red" in capsys.readouterr().out.splitlines()
+
+
 class Terminal(io.StringIO):
     """A stream that is a terminal."""
 

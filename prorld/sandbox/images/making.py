@@ -14,7 +14,7 @@ from prorld.errors import SandboxError
 from prorld.sandbox.images.look import environment_said
 from prorld.sandbox.images.modes import definition_key, key_of, reference_key
 from prorld.sandbox.images.progress import Progress, tick_of
-from prorld.sandbox.images.records import ImageRecord, Mode, Origin, check_name, is_reference, name_for
+from prorld.sandbox.images.records import ImageRecord, Mode, Origin, check_name, is_name, is_reference, name_for
 from prorld.sandbox.images.shelf import ROOT, SIF, Staging, instant
 from prorld.sandbox.images.store import ImageStore, is_sif
 from prorld.sandbox.images.tree import Tick, TreeSize, copy_file, copy_tree, digest_file, digest_tree, make_harmless
@@ -65,7 +65,9 @@ async def pull(
             code="image_broken",
             retryable=False,
         )
-    for alias in {called, source} if is_reference(source) and not source.startswith(_ARCHIVES) else {called}:
+    # A task may name the reference itself; an address with odd letters has the given name alone.
+    is_name_too = is_reference(source) and not source.startswith(_ARCHIVES) and is_name(source)
+    for alias in {called, source} if is_name_too else {called}:
         await store.lane.run(store.shelf.call, alias, made.record.digest)
     return made
 
@@ -113,7 +115,11 @@ def _archive_key(scheme: str, rest: str, mode: Mode, tick: Tick) -> str | None:
     path = Path(rest.partition(":")[0])
     if mode == "scratch" or not path.exists():
         return None
-    return key_of(scheme, rest.partition(":")[2], digest_tree(path, tick) if path.is_dir() else digest_file(path, tick))
+    try:
+        digest = digest_tree(path, tick) if path.is_dir() else digest_file(path, tick)
+    except OSError as exc:
+        raise SandboxError(f"{path} can't be read: {exc.strerror}", code="bad_reference", retryable=False) from exc
+    return key_of(scheme, rest.partition(":")[2], digest)
 
 
 def _hand_over(store: ImageStore, staging: Staging, scheme: str, rest: str, progress: Progress) -> str:

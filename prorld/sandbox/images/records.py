@@ -33,6 +33,7 @@ NAME_BYTES_MAX = 200
 REFERENCE_SCHEMES = ("docker", "oras", "library", "shub", "https", "oci-archive", "docker-archive", "oci")
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@+~-]*")
+_OF_FILES = ("https", "oci-archive", "docker-archive", "oci")
 _SUFFIXES = (".sif", ".simg", ".def", ".tar", ".oci")
 
 
@@ -89,9 +90,14 @@ def is_name(text: str) -> bool:
 
 def name_for(source: str) -> str:
     """What an image is called that was given no name: a reference is its own, a file or directory goes by its stem."""
-    if is_reference(source) and not source.startswith(("oci-archive:", "docker-archive:", "oci:")):
+    scheme, _, rest = source.partition(":")
+    if not is_reference(source):
+        stem = Path(source).name
+    elif scheme in _OF_FILES:
+        # Behind a second colon stands a tag, or a query behind a question mark.
+        stem = Path(rest.partition("?" if scheme == "https" else ":")[0]).name
+    else:
         return source
-    stem = Path(source.partition(":")[2] if is_reference(source) else source).name
     for suffix in _SUFFIXES:
         stem = stem.removesuffix(suffix)
     return re.sub(r"[^A-Za-z0-9._-]", "-", stem).lstrip("._-") or "image"

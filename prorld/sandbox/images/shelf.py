@@ -144,7 +144,7 @@ class Shelf:
 
     def names(self) -> dict[str, str]:
         """Every name with its digest."""
-        return {name_of_file(file.name): file.read_text().strip() for file in self._entries("names")}
+        return {name_of_file(file.name): digest for file, digest in self._noted("names")}
 
     def by_key(self, key: str) -> str | None:
         """The digest that was made under a cache key, if it is there still."""
@@ -201,6 +201,12 @@ class Shelf:
         with suppress(FileNotFoundError):
             return sorted(place for place in (self.directory / name).iterdir() if not place.name.startswith("."))
         return []
+
+    def _noted(self, name: str) -> Iterator[tuple[Path, str]]:
+        """The digests that files hold; one that went meanwhile is passed over."""
+        for file in self._entries(name):
+            with suppress(FileNotFoundError):
+                yield file, file.read_text().strip()
 
     # --- changing -----------------------------------------------------------------------------------------------------
 
@@ -261,7 +267,8 @@ class Shelf:
 
     def _lock(self, name: str, how: int) -> int | None:
         file = self.directory / "locks" / name.removeprefix(_PREFIX)
-        lock = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        with _told(f"locking {name}"):
+            lock = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             fcntl.flock(lock, how | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -292,8 +299,8 @@ class Shelf:
                 for name, its in self.names().items():
                     if its == digest:
                         self.uncall(name)
-                for file in self._entries("keys"):
-                    if file.read_text().strip() == digest:
+                for file, its in self._noted("keys"):
+                    if its == digest:
                         file.unlink(missing_ok=True)
         finally:
             os.close(lock)
@@ -319,12 +326,13 @@ class Shelf:
     def _write(path: Path, text: str) -> None:
         """A file appears whole, and is on the disk when it does."""
         half = path.with_name(f".{secrets.token_hex(6)}")
-        fd = os.open(half, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with os.fdopen(fd, "w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(fd)
-        half.rename(path)
+        with _told(f"writing {path}"):
+            fd = os.open(half, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            with os.fdopen(fd, "w") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(fd)
+            half.rename(path)
 
 
 def instant(seconds: float | None = None) -> str:

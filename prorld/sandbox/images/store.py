@@ -36,6 +36,8 @@ LANE_THREADS = 4
 HOLD_SECONDS_MAX = 10.0
 UNPACKED_ELSEWHERE_SECONDS_MAX = 1800.0
 REMOVE_SECONDS_MAX = 120.0
+# Whoever asks whether an image is in use holds it for a moment, too.
+REMOVE_TRIES = 4
 
 _PAUSE_SECONDS = 0.05
 # Behind a line for the kernel that is 32 bytes long.
@@ -238,7 +240,11 @@ class ImageStore:
             await self.lane.run(staging.let_go)
 
         async with afterwards(REMOVE_SECONDS_MAX, f"removing {staging.place}", clear):
-            yield staging
+            try:
+                yield staging
+            except OSError as exc:
+                words = f"{exc.filename or self.directory}: {exc.strerror or exc}"
+                raise SandboxError(f"an image could not be made: {words}", code="images_dir") from exc
 
     # --- what is there ------------------------------------------------------------------------------------------------
 
@@ -260,11 +266,13 @@ class ImageStore:
     async def remove(self, digest: str) -> bool:
         """Remove an image and its names; ``False`` where a process uses it. This store lets go of it first."""
         self._release(digest)
-        trash = await self.lane.run(self.shelf.take_away, digest)
-        if trash is None:
-            return False
-        await delete(trash)
-        return True
+        for _ in range(REMOVE_TRIES):
+            trash = await self.lane.run(self.shelf.take_away, digest)
+            if trash is not None:
+                await delete(trash)
+                return True
+            await trio.sleep(_PAUSE_SECONDS)
+        return False
 
 
 async def delete(path: Path) -> None:

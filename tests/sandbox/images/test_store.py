@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from pathlib import Path
@@ -11,10 +12,12 @@ import pytest
 import trio
 
 from prorld.errors import SandboxError
+from prorld.sandbox.images import making
 from prorld.sandbox.images.collecting import collect, remove
 from prorld.sandbox.images.contract import Image
 from prorld.sandbox.images.making import pull
 from prorld.sandbox.images.progress import Silence
+from prorld.sandbox.images.records import check_name, name_for
 from prorld.sandbox.images.store import ImageStore
 from tests.sandbox.images.support import OWNER, Heard, fake_sif, small_tree
 from tests.sandbox.support import gone
@@ -314,3 +317,32 @@ async def test_other_users_of_the_host_see_nothing_of_the_store(place, store):
         assert (found.st_uid, found.st_gid, stat.S_IMODE(found.st_mode)) == (0, 65534, 0o710)
     for name in ("names", "keys", "locks"):
         assert stat.S_IMODE((store.directory / name).stat().st_mode) == 0o700
+
+
+async def test_a_full_disk_is_trouble_of_the_store(place, store, monkeypatch):
+    """It may pass; and what was half copied is gone."""
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/full")
+
+    monkeypatch.setattr(making, "copy_tree", full)
+    with pytest.raises(SandboxError, match="/full: No space left") as caught:
+        await take_in(store, small_tree(place / "tree"))
+    assert (caught.value.stable_code, caught.value.may_retry) == ("images_dir", True)
+    assert staged(store) == []
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("docker://python:3.12", "docker://python:3.12"),
+        ("https://host/dir/env.sif?token=1", "env"),
+        ("oci-archive:/dir/env.tar:latest", "env"),
+        ("/dir/env.sif", "env"),
+        ("/dir/my env", "my-env"),
+        ("/dir/...", "image"),
+    ],
+)
+def test_a_source_gives_a_name(source, name):
+    """A reference is its own; what else there is has a name that can be typed."""
+    assert check_name(name_for(source)) == name
