@@ -143,9 +143,11 @@ def environment(work: Path, own: Mapping[str, str]) -> dict[str, str]:
     """All that Apptainer gets to see of the environment."""
     return {
         "PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
-        "HOME": str(work),
+        # A home that is there would be mounted over /root while a definition is built, and hide the store of root.
+        "HOME": "/nonexistent",
         "LANG": "C.UTF-8",
         "TMPDIR": str(work),
+        "APPTAINER_CONFIGDIR": str(work / "config"),
         "APPTAINER_TMPDIR": str(work),
         "APPTAINER_CACHEDIR": str(work / "cache"),
         "APPTAINER_MESSAGELEVEL": "1",

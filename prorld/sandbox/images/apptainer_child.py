@@ -42,6 +42,8 @@ def main(arguments: list[str]) -> NoReturn:
     client = None if request["action"] == "unpack" else _client()
     os.umask(0o022)
     if request["uid"] >= 0:
+        if request["cwd"] and not _may_enter(request["cwd"], request["uid"], request["gid"]):
+            sys.exit(f"ERROR: the user {request['uid']}, as whom images are made, can't enter {request['cwd']}")
         expose(Libc(), request["reach"], request["uid"], request["gid"])
         drop_to(request["uid"], request["gid"])
     program = request["program"]
@@ -55,6 +57,13 @@ def main(arguments: list[str]) -> NoReturn:
         sys.exit(call([program, "build", "--sandbox", request["output"], request["source"]]))  # noqa: S603 - no shell
     _wrap(program, Path(request["work"]))
     sys.exit(_do(client, request))
+
+
+def _may_enter(place: str, uid: int, gid: int) -> bool:
+    """Whether a directory itself, whatever is above it, is open to a user."""
+    status = Path(place).stat()
+    bits = 0o100 if status.st_uid == uid else 0o010 if status.st_gid == gid else 0o001
+    return bool(status.st_mode & bits)
 
 
 def _client() -> Any:

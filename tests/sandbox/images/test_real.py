@@ -6,8 +6,10 @@ import gzip
 import hashlib
 import io
 import json
+import os
 import shutil
 import tarfile
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -127,6 +129,29 @@ async def test_a_definition_is_built_once(real, place, apptainer):
     assert first.record.env["SAID"] == image.env["SAID"] == "hello there"
     assert (Path(image.path) / "copied").read_text() == "one"
     assert other.record.digest != first.record.digest
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root keeps its store below /root")
+async def test_roots_own_directories_do(place, apptainer):
+    """The store, the definition and its files lie below /root, which the user that builds can't pass."""
+    with tempfile.TemporaryDirectory(dir="/root", prefix=".prorld-images-") as home:
+        store = ImageStore(Path(home) / "store", owner=OWNER, apptainer=apptainer)
+        base = await pull(store, f"oci:{oci_layout(place / 'layout', [])}", name="base", mode="lock", progress=QUIET)
+        context = Path(home) / "context"
+        context.mkdir()
+        (context / "copied").write_text("one")
+        (place / "base.sif").write_bytes(store.shelf.path(base.record).read_bytes())
+        (context / "env.def").write_text(f"Bootstrap: localimage\nFrom: {place}/base.sif\n%files\n  copied /copied\n")
+        options: dict[str, Any] = {"name": "built", "mode": "scratch", "arguments": {}, "progress": QUIET}
+        with trio.fail_after(SECONDS):
+            await build(store, str(context), **options)
+            image = await store.resolve("built", unpacked=True)
+            assert (Path(image.path) / "copied").read_text() == "one"
+            context.chmod(0o700)
+            with pytest.raises(SandboxError, match="can't enter") as caught:
+                await build(store, str(context), **options)
+        store.close()
+    assert caught.value.stable_code == "image_build_failed"
 
 
 async def test_a_build_that_fails_says_what_apptainer_said(real, place):

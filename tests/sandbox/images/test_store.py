@@ -143,14 +143,16 @@ async def test_an_unpacking_that_fails_says_why_and_leaves_nothing(place, store,
 
 
 async def test_apptainer_sees_nothing_of_our_environment(place, store, stand_in, monkeypatch):
-    """A home of its own and no settings of ours, which would take effect inside."""
+    """No home, a cache of its own, and no settings of ours, which would take effect inside."""
     monkeypatch.setenv("APPTAINER_BIND", "/root")
     monkeypatch.setenv("SECRET", "1")
     stand_in.order(f"env >{place}/tool/calls")
     await store.resolve(str(fake_sif(place / "a.sif")), unpacked=True)
     seen = dict(line.split("=", 1) for line in stand_in.calls())
     assert {"APPTAINER_BIND", "SECRET"} & seen.keys() == set()
-    assert seen["HOME"].startswith(str(store.directory))
+    assert seen["HOME"] == "/nonexistent"
+    assert seen["APPTAINER_CONFIGDIR"].startswith(str(store.directory))
+    assert seen["APPTAINER_CACHEDIR"].startswith(str(store.directory))
 
 
 async def test_a_cancelled_unpacking_ends_its_process_and_leaves_nothing(place, store, stand_in):
