@@ -138,6 +138,10 @@ class Sandbox(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             description="What makes sandboxes: `bubblewrap`, or a plugin's runtime by its name.",
         ),
     ] = "bubblewrap"
+    apptainer: Annotated[
+        str | None,
+        Meta(description="Apptainer's program, or Singularity's; unset: $PRORLD_APPTAINER, else the one on PATH."),
+    ] = None
     user: Annotated[
         str,
         Meta(min_length=1, description="User name or uid that sandboxes run as when the daemon is root; never root."),
@@ -150,9 +154,6 @@ class Sandbox(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         Meta(
             description="The store of images; daemons of a host may share one. Unset: `images` in the state directory."
         ),
-    ] = None
-    apptainer: Annotated[
-        str | None, Meta(description="The program of Apptainer or Singularity; unset: the one on PATH.")
     ] = None
 
     def __post_init__(self) -> None:

@@ -145,6 +145,7 @@ def test_what_goes_wrong_is_one_line(place, capsys, words, code, said):
 def test_without_apptainer_the_cure_is_told(place, capsys, monkeypatch, words):
     """Nothing is on PATH and nothing is installed beside this environment."""
     monkeypatch.setenv("PATH", str(place))
+    monkeypatch.delenv("PRORLD_APPTAINER", raising=False)
     monkeypatch.setattr(sys, "prefix", str(place / "none" / ".venv"))
     (place / "env.def").write_text("Bootstrap: docker\nFrom: python:3\n")
     assert main(["image", *(word.format(place=place) for word in words)]) == Exit.FAILED

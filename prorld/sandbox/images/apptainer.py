@@ -25,6 +25,7 @@ __all__ = ["Apptainer", "Request", "find_apptainer"]
 Action = Literal["build", "pull", "unpack", "inspect"]
 
 PROGRAMS = ("apptainer", "singularity")
+VARIABLE = "PRORLD_APPTAINER"
 # Downloads of tens of gigabytes and compilers are no fault; what stands still for so long is.
 SECONDS_MAX: Mapping[Action, float] = {"build": 4 * 3600.0, "pull": 4 * 3600.0, "unpack": 1800.0, "inspect": 60.0}
 
@@ -55,11 +56,14 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find_apptainer(chosen: str | None = None) -> str:
-    """The program that was chosen, else the one on PATH, else the one that ``scripts/apptainer`` installed."""
-    if chosen is not None:
+    """The chosen program, that of the environment, the one on PATH, or the one that ``scripts/apptainer`` installed."""
+    chosen = chosen or os.environ.get(VARIABLE)
+    if chosen:
         if os.access(chosen, os.X_OK) and Path(chosen).is_file():
             return str(Path(chosen).absolute())
-        raise SandboxError(f"sandbox.apptainer: {chosen} can't be run", code="no_apptainer", retryable=False)
+        raise SandboxError(
+            f"the Apptainer that was named, {chosen}, can't be run", code="no_apptainer", retryable=False
+        )
     for name in PROGRAMS:
         found = shutil.which(name)
         if found is not None:

@@ -16,7 +16,7 @@ ImageKind = Literal["directory", "sif"]
 
 
 class Image(msgspec.Struct, frozen=True, kw_only=True):
-    """A root file system on this host. ``name`` is what the task called it, ``env`` what the image sets."""
+    """A root file system on this host. ``name`` is what the task called it, ``env`` what its programs expect."""
 
     name: str
     path: str

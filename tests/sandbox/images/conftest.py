@@ -10,11 +10,9 @@ from pathlib import Path
 import pytest
 
 from prorld.errors import SandboxError
-from prorld.sandbox.images.apptainer import find_apptainer
+from prorld.sandbox.images.apptainer import VARIABLE, find_apptainer
 from prorld.sandbox.images.store import ImageStore
 from tests.sandbox.images.support import OWNER, StandIn
-
-APPTAINER = "PRORLD_APPTAINER"
 
 
 @pytest.fixture
@@ -47,6 +45,6 @@ def store(place: Path, stand_in: StandIn) -> Iterator[ImageStore]:
 def apptainer() -> str:
     """The real one."""
     try:
-        return find_apptainer(os.environ.get(APPTAINER))
+        return find_apptainer()
     except SandboxError as exc:
-        pytest.skip(f"{exc.message}; or ${APPTAINER} names one")
+        pytest.skip(f"{exc.message}; or ${VARIABLE} names one")
