@@ -38,6 +38,8 @@ from prorld.rollout.looks import Looks
 from prorld.rollout.supervisor import Supervisor, SupervisorLimits
 from prorld.sandbox import reaper
 from prorld.sandbox.contract import SandboxRuntime
+from prorld.sandbox.images.contract import Images
+from prorld.sandbox.images.store import ImageStore
 from prorld.sandbox.kinds import DEFAULT as DEFAULT_RUNTIME
 from prorld.sandbox.kinds import KINDS, WallSettings, make_wall
 from prorld.sandbox.probe import check_bubblewrap
@@ -108,13 +110,15 @@ async def start_sandboxes(
     if user is not None:
         log.warning("daemon.root", sandboxes_run_as=config.sandbox.user, uid=user[0])
     with trio.fail_after(config.timeouts.boot_s):
-        scratch = scratch_dir(loaded)
+        scratch, images = scratch_dir(loaded), _image_store(loaded, user)
         scratch.mkdir(parents=True, exist_ok=True)
-        warden = await core.start(partial(run_warden, user=user, exposed=[str(scratch)]), name="warden")
+        await images.prepare()
+        exposed = [str(scratch), str(images.directory)]
+        warden = await core.start(partial(run_warden, user=user, exposed=exposed), name="warden")
         lacking = await check_bubblewrap(user=user) if config.sandbox.runtime == DEFAULT_RUNTIME else None
     host = SandboxHost(runtime_dir=scratch, boot_id=boot_id, user=user)
     await _reap(host, lane)
-    runtime = await _runtime(config, core, warden, host, hide)
+    runtime = await _runtime(config, core, warden, host, images, hide)
     return Sandboxes(warden=warden, runtime=runtime, lacking=lacking, is_root=user is not None)
 
 
@@ -124,8 +128,14 @@ async def _reap(host: SandboxHost, lane: Lane) -> None:
         log.warning("daemon.reaped", directories=reaped.directories, processes=reaped.processes)
 
 
+def _image_store(loaded: Loaded, user: tuple[int, int] | None) -> ImageStore:
+    chosen = loaded.config.sandbox
+    directory = loaded.state_dir / "images" if chosen.images_dir is None else Path(chosen.images_dir)
+    return ImageStore(directory, owner=user, apptainer=chosen.apptainer)
+
+
 async def _runtime(
-    config: Config, core: trio.Nursery, warden: Warden, host: SandboxHost, hide: Sequence[str]
+    config: Config, core: trio.Nursery, warden: Warden, host: SandboxHost, images: Images, hide: Sequence[str]
 ) -> SandboxRuntime:
     chosen = config.sandbox
     if chosen.runtime in KINDS:
@@ -134,7 +144,10 @@ async def _runtime(
             host_network=chosen.host_network, apptainer=chosen.apptainer, allow_unisolated=chosen.allow_unisolated,
         )  # fmt: skip
         wall = make_wall(chosen.runtime, settings)
-        return Runtime(wall, warden, runtime_dir=host.runtime_dir, boot_id=host.boot_id, default_image=chosen.image)
+        return Runtime(
+            wall, warden,
+            runtime_dir=host.runtime_dir, boot_id=host.boot_id, images=images, default_image=chosen.image,
+        )  # fmt: skip
     factory = runtime_factory(config.sandbox.runtime)
     with trio.fail_after(config.timeouts.boot_s):
         runtime: SandboxRuntime = await core.start(partial(run_runtime, factory, host), name="sandbox runtime")

@@ -27,8 +27,11 @@ class Exit(IntEnum):
 
 _BY_CODE: dict[str, Exit] = {
     "bad_address": Exit.USAGE,
+    "bad_definition": Exit.USAGE,
+    "bad_image_name": Exit.USAGE,
     "bad_input": Exit.USAGE,
     "bad_json": Exit.USAGE,
+    "bad_reference": Exit.USAGE,
     "connection_lost": Exit.UNAVAILABLE,
     "invalid_field": Exit.USAGE,
     "no_daemon": Exit.UNAVAILABLE,

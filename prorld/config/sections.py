@@ -163,6 +163,12 @@ class Sandbox(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     scratch_dir: Annotated[
         str | None, Meta(description="Where writable layers go, on a local disk; unset: in the state directory.")
     ] = None
+    images_dir: Annotated[
+        str | None,
+        Meta(
+            description="The store of images; daemons of a host may share one. Unset: `images` in the state directory."
+        ),
+    ] = None
 
     def __post_init__(self) -> None:
         if self.user in {"root", "0"}:

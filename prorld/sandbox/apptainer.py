@@ -10,28 +10,15 @@ This file and ``images`` are the only ones that know Apptainer's command line.
 from __future__ import annotations
 
 import os
-import shutil
 from pathlib import Path
 
 from prorld.errors import SandboxError
 from prorld.sandbox.contract import SandboxSpec
+from prorld.sandbox.images.apptainer import find_apptainer
 from prorld.sandbox.network import SOCKET_DIR, NetworkRules
 from prorld.sandbox.wall import HOLDER, HOME, SHM_BYTES, Build, Request, image_environment
 
-__all__ = ["PROGRAMS", "Apptainer", "apptainer_argv", "find_apptainer"]
-
-PROGRAMS = ("apptainer", "singularity")
-VARIABLE = "PRORLD_APPTAINER"
-
-
-def find_apptainer(configured: str | None = None) -> str:
-    """The configured program, that of the environment, or the one on PATH. Raises ``SandboxError``."""
-    named = configured or os.environ.get(VARIABLE)
-    found = shutil.which(named) if named else next(filter(None, map(shutil.which, PROGRAMS)), None)
-    if found is None:
-        what = f"{named} can't be run" if named else "neither apptainer nor singularity is on PATH"
-        raise SandboxError(f"no Apptainer: {what}", code="no_apptainer", retryable=False)
-    return found
+__all__ = ["Apptainer", "apptainer_argv"]
 
 
 def apptainer_argv(

@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from prorld.errors import SandboxError
-from prorld.sandbox.apptainer import find_apptainer
+from prorld.sandbox.images.apptainer import find_apptainer
 
 BOOT_ID = "boot-of-the-test"
 

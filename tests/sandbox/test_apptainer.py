@@ -10,8 +10,9 @@ import pytest
 import trio
 
 from prorld.errors import SandboxError
-from prorld.sandbox.apptainer import Apptainer, apptainer_argv, find_apptainer
+from prorld.sandbox.apptainer import Apptainer, apptainer_argv
 from prorld.sandbox.contract import SandboxLimits, SandboxSpec
+from prorld.sandbox.images.apptainer import find_apptainer
 from prorld.sandbox.images.contract import Image
 from prorld.sandbox.runtime import Runtime
 from prorld.sandbox.wall import Request
@@ -70,7 +71,7 @@ def test_what_it_can_not_do(tmp_path: Path) -> None:
     """No image and no Apptainer are said by name."""
     with pytest.raises(SandboxError, match="of images only"):
         Apptainer(_program(tmp_path)).check(SandboxSpec())
-    with pytest.raises(SandboxError, match="/no/such can't be run"):
+    with pytest.raises(SandboxError, match="/no/such, can't be run"):
         find_apptainer("/no/such")
 
 
