@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,6 +21,7 @@ from structlog.typing import FilteringBoundLogger
 from prorld.config import Config, Loaded
 from prorld.domain.admission import AdmissionRules
 from prorld.domain.scoring import Tolerance
+from prorld.errors import SandboxError
 from prorld.handlers.registry import Registry
 from prorld.inference.policies import Policies, PolicySource
 from prorld.inference.policy_book import PolicyBook
@@ -38,6 +40,7 @@ from prorld.rollout.looks import Looks
 from prorld.rollout.supervisor import Supervisor, SupervisorLimits
 from prorld.sandbox import reaper
 from prorld.sandbox.contract import SandboxRuntime
+from prorld.sandbox.images.apptainer import find_apptainer
 from prorld.sandbox.images.contract import Images
 from prorld.sandbox.images.store import ImageStore
 from prorld.sandbox.kinds import DEFAULT as DEFAULT_RUNTIME
@@ -113,7 +116,7 @@ async def start_sandboxes(
         scratch, images = scratch_dir(loaded), _image_store(loaded, user)
         scratch.mkdir(parents=True, exist_ok=True)
         await images.prepare()
-        exposed = [str(scratch), str(images.directory)]
+        exposed = [str(scratch), str(images.directory), *_program_places(config)]
         warden = await core.start(partial(run_warden, user=user, exposed=exposed), name="warden")
         lacking = await check_bubblewrap(user=user) if config.sandbox.runtime == DEFAULT_RUNTIME else None
     host = SandboxHost(runtime_dir=scratch, boot_id=boot_id, user=user)
@@ -126,6 +129,15 @@ async def _reap(host: SandboxHost, lane: Lane) -> None:
     reaped = await lane.run(partial(reaper.reap, host.runtime_dir, boot_id=host.boot_id))
     if reaped.directories:
         log.warning("daemon.reaped", directories=reaped.directories, processes=reaped.processes)
+
+
+def _program_places(config: Config) -> list[str]:
+    """Where programs of runtimes lie that the sandboxes' user must reach."""
+    if config.sandbox.runtime != "apptainer":
+        return []
+    with suppress(SandboxError):  # the runtime says it when a sandbox is asked for
+        return [str(Path(find_apptainer(config.sandbox.apptainer)).resolve().parents[1])]
+    return []
 
 
 def _image_store(loaded: Loaded, user: tuple[int, int] | None) -> ImageStore:

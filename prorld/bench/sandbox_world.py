@@ -26,7 +26,6 @@ from prorld.bench.processes import BenchFailed
 from prorld.bench.spawner import Order
 from prorld.errors import ProrldError, SandboxError, chain, leaves
 from prorld.ops.users import sandbox_user
-from prorld.sandbox.apptainer import VARIABLE
 from prorld.sandbox.contract import SandboxRuntime, SandboxSpec
 from prorld.sandbox.kinds import WallSettings, make_wall
 from prorld.sandbox.link import Child
@@ -44,7 +43,6 @@ BOOT_ID = "bench"
 NOTED_MAX = 4096
 _WARDEN = b"prorld.sandbox.warden"
 _PATH = "/usr/local/bin:/usr/bin:/bin"
-_APPTAINER_TOOL = ".tools/apptainer/bin/apptainer"
 
 
 @runtime_checkable
@@ -235,7 +233,7 @@ def _make(
 ) -> tuple[dict[str, SandboxRuntime], dict[str, str]]:
     runtimes: dict[str, SandboxRuntime] = {}
     missing: dict[str, str] = {}
-    settings = WallSettings(apptainer=_apptainer())
+    settings = WallSettings()
     for name in names:
         if name == "apptainer" and image is None:
             missing[name] = "apptainer: needs an image, `--image DIR`"
@@ -243,12 +241,6 @@ def _make(
         wall = make_wall("local" if name == "bare" else name, settings)
         runtimes[name] = Runtime(wall, warden, runtime_dir=runtime_dir, boot_id=BOOT_ID)
     return runtimes, missing
-
-
-def _apptainer() -> str | None:
-    """That which the project installs for itself, unless the environment names another; ``None`` leaves it to PATH."""
-    own = str(Path(_APPTAINER_TOOL).absolute())
-    return own if not os.environ.get(VARIABLE) and os.access(own, os.X_OK) else None
 
 
 async def _trouble(world: World, wall: str) -> str | None:

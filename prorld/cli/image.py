@@ -90,7 +90,7 @@ def _making_arguments(actions: Any) -> None:
     made = _action(actions, "rootfs", "make a small image from packages of the distribution", "make_image")
     made.description = (
         "Makes a small image from packages of this host's distribution and what they depend on, without root; by\n"
-        "default python3-minimal, git and procps. Packages are unpacked, no script of theirs runs. Needs apt."
+        "default python3, git and procps. Packages are unpacked, no script of theirs runs. Needs apt."
     )
     made.add_argument("name", metavar="NAME", help="what to call it")
     made.add_argument("packages", nargs="*", metavar="PACKAGE", help="instead of the default ones")

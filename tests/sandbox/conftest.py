@@ -15,7 +15,7 @@ from prorld.sandbox.contract import Sandbox
 from prorld.sandbox.runtime import Runtime
 from prorld.sandbox.warden_client import Warden, run_warden
 from prorld.testing.sandbox_contract import open_sandbox
-from tests.sandbox.support import BOOT_ID, children, open_descriptors
+from tests.sandbox.support import BOOT_ID, children, needed_by_real_ones, open_descriptors
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ async def warden() -> AsyncIterator[Warden]:
 
 
 async def _run_warden(*, task_status: trio.TaskStatus[Warden] = trio.TASK_STATUS_IGNORED) -> None:
-    await run_warden(task_status=task_status)
+    await run_warden(exposed=needed_by_real_ones(), task_status=task_status)
 
 
 @pytest.fixture

@@ -76,9 +76,17 @@ def real_apptainer() -> str:
 
 
 def real_image(kind: str) -> Path:
-    """The image that scripts/test-real has made, as a directory or as a SIF file; the test is skipped without one."""
-    named = os.environ.get("PRORLD_TEST_IMAGE")
+    """The image that scripts/test-image has made, as a directory or as a SIF file; the test is skipped without one."""
+    variable = "PRORLD_TEST_IMAGE" if kind == "directory" else "PRORLD_TEST_SIF"
+    named = os.environ.get(variable)
     if not named:
-        pytest.skip("PRORLD_TEST_IMAGE names no image directory; scripts/test-real sandboxes makes one")
-    place = Path(named)
-    return place if kind == "directory" else place.with_suffix(".sif")
+        pytest.skip(f"{variable} names no image; scripts/test-real sandboxes makes one")
+    return Path(named)
+
+
+def needed_by_real_ones() -> list[str]:
+    """Where images and Apptainer lie, which may be in a directory closed to the sandboxes' user."""
+    found = [os.environ[name] for name in ("PRORLD_TEST_IMAGE", "PRORLD_TEST_SIF") if os.environ.get(name)]
+    with suppress(SandboxError):
+        found.append(str(Path(find_apptainer()).resolve().parents[1]))
+    return found

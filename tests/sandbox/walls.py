@@ -56,7 +56,7 @@ def _apptainer() -> SandboxWall:
     return Apptainer(real_apptainer())
 
 
-_REAL = (pytest.mark.real,)
+_REAL = (pytest.mark.real, pytest.mark.slow)
 _DIRECTORY, _SIF = (partial(real_image, kind) for kind in ("directory", "sif"))
 
 WALLS: tuple[Wall, ...] = (

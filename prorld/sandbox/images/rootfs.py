@@ -33,7 +33,7 @@ BASE = (
     "base-files", "base-passwd", "bash", "coreutils", "dash", "debianutils", "diffutils", "findutils", "grep", "gzip",
     "hostname", "libc-bin", "mawk", "ncurses-base", "ncurses-bin", "sed", "tar", "util-linux",
 )  # fmt: skip
-DEFAULT = ("python3-minimal", "git", "procps")
+DEFAULT = ("python3", "git", "procps")
 IPYTHON = ("python3", "python3-ipython", "ipython3")
 
 PROGRAMS = ("apt-get", "dpkg-deb", "tar")

@@ -18,13 +18,13 @@ import pytest
 import trio
 
 from prorld.errors import SandboxError
-from prorld.sandbox.bubblewrap import BubblewrapRuntime
 from prorld.sandbox.contract import SandboxSpec
 from prorld.sandbox.images.look import look
 from prorld.sandbox.images.making import build, pull
 from prorld.sandbox.images.progress import Silence
 from prorld.sandbox.images.rootfs import make_rootfs
 from prorld.sandbox.images.store import ImageStore
+from prorld.sandbox.runtime import Runtime
 from prorld.testing.sandbox_contract import open_sandbox
 from tests.sandbox.images.support import OWNER, Heard
 
@@ -187,7 +187,7 @@ async def test_a_damaged_sif_file_is_a_broken_image(real, place):
 
 
 @pytest.mark.skipif(shutil.which("apt-get") is None, reason="no apt on this machine")
-async def test_a_sandbox_runs_on_an_image_of_packages(place, runtime: BubblewrapRuntime):
+async def test_a_sandbox_runs_on_an_image_of_packages(place, runtime: Runtime):
     """Shell, Python and git answer; the same packages again are taken from the store."""
     store = ImageStore(place / "store", owner=OWNER)
     heard = Heard()
