@@ -114,9 +114,8 @@ async def start_sandboxes(
         log.warning("daemon.root", sandboxes_run_as=config.sandbox.user, uid=user[0])
     with trio.fail_after(config.timeouts.boot_s):
         scratch, images = scratch_dir(loaded), _image_store(loaded, user)
-        scratch.mkdir(parents=True, exist_ok=True)
         await images.prepare()
-        exposed = [str(scratch), str(images.directory), *_program_places(config)]
+        exposed = [str(reaper.make_base(scratch)), str(images.directory), *_program_places(config)]
         warden = await core.start(partial(run_warden, user=user, exposed=exposed), name="warden")
         lacking = await check_bubblewrap(user=user) if config.sandbox.runtime == DEFAULT_RUNTIME else None
     host = SandboxHost(runtime_dir=scratch, boot_id=boot_id, user=user)

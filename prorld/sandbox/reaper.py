@@ -23,12 +23,13 @@ from structlog.typing import FilteringBoundLogger
 
 from prorld.sandbox.families import end_left, started
 
-__all__ = ["Reaped", "make_place", "name_process", "place_of", "reap", "remove_boot", "remove_place"]
+__all__ = ["Reaped", "make_base", "make_place", "name_process", "place_of", "reap", "remove_boot", "remove_place"]
 
 log: FilteringBoundLogger = structlog.get_logger()
 
 _SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 END_SECONDS = 2.0
+_BASE = "sandboxes"
 _OWNER, _PROCESS = "owner", "process"
 
 
@@ -39,12 +40,19 @@ class Reaped(msgspec.Struct, frozen=True, kw_only=True):
     processes: int = 0
 
 
+def make_base(runtime_dir: Path) -> Path:
+    """The directory that all sandboxes' directories are in: others than its owner pass through it and see nothing."""
+    base = runtime_dir / _BASE
+    base.mkdir(mode=0o711, parents=True, exist_ok=True)
+    return base
+
+
 def place_of(runtime_dir: Path, boot_id: str, sandbox_id: str) -> Path:
     """The directory of a sandbox, whether it is there or not. Raises ``ValueError`` for ids that lead elsewhere."""
     for name in (boot_id, sandbox_id):
         if _SAFE.fullmatch(name) is None:
             raise ValueError(f"not usable as a directory name: {name!r}")
-    return runtime_dir / "sandboxes" / boot_id / sandbox_id
+    return runtime_dir / _BASE / boot_id / sandbox_id
 
 
 def make_place(runtime_dir: Path, boot_id: str, sandbox_id: str) -> Path:
@@ -84,7 +92,7 @@ def remove_place(place: Path) -> None:
 
 def remove_boot(runtime_dir: Path, boot_id: str) -> None:
     """Remove what one boot has left; a daemon that ends well does this last."""
-    boot = runtime_dir / "sandboxes" / boot_id
+    boot = runtime_dir / _BASE / boot_id
     for place in sorted(boot.glob("*")):
         if place.is_dir():
             remove_place(place)
@@ -94,7 +102,7 @@ def remove_boot(runtime_dir: Path, boot_id: str) -> None:
 def reap(runtime_dir: Path, *, boot_id: str) -> Reaped:
     """Clear away what boots other than this one left, unless their daemon still lives."""
     directories = processes = 0
-    base = runtime_dir / "sandboxes"
+    base = runtime_dir / _BASE
     # What is written there is removed and ended, by root where the daemon is root: so nobody else may write there.
     for boot in sorted(base.glob("[!.]*")) if _is_ours(base) else ():
         if boot.name == boot_id or not _is_ours(boot) or _alive(boot / _OWNER) is not None:

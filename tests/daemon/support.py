@@ -90,12 +90,12 @@ def scripted_engine(place: Path, script: Script) -> Iterator[str]:
 
 
 @contextmanager
-def daemon(place: Path, engine: str | None, *flags: str) -> Iterator[Started]:
-    """``prorld serve`` on that engine, or its own; ended by SIGTERM unless the test ended it."""
+def daemon(place: Path, engine: str | None, *flags: str, settings: str = "") -> Iterator[Started]:
+    """``prorld serve`` on that engine, or its own, under these settings; ended by SIGTERM unless the test ended it."""
     state = place / "state"
     tokenizer = write_byte_tokenizer(place / "tokenizer")
     config = place / "prorld.toml"
-    config.write_text("" if engine is None else f'[policies.default]\ntokenizer = "{tokenizer}"\n')
+    config.write_text(settings + ("" if engine is None else f'[policies.default]\ntokenizer = "{tokenizer}"\n'))
     command = [sys.executable, "-m", "prorld.cli", "serve", "--port", "0", "--log-format", "json"]
     command += ["--config", str(config), *([] if engine is None else ["--backend", f"vllm={engine}"]), *flags]
     with (

@@ -22,6 +22,7 @@ from prorld.testing.scripted_engine.script import Latency, Script
 from prorld.wire.jobs import JobRecord, SubmitJob
 from tests.daemon.support import Started, alive, daemon, processes, scripted_engine, until
 from tests.real.staged_handler import SHELL_DIED, TURNS
+from tests.sandbox.support import real_apptainer, real_image
 
 pytestmark = pytest.mark.slow
 
@@ -35,8 +36,14 @@ WARDEN_KILLS_MAX = 4  # of one daemon: one more and it says that its host is bro
 HELPERS = frozenset({"squashfuse_ll", "squashfuse", "fuse-overlayfs", "fuse2fs"})
 RUNTIMES = frozenset({"bwrap", "starter", "starter-suid", "appinit"})
 
+
+def _apptainer() -> str:
+    program, image = real_apptainer(), real_image("directory")
+    return f'[sandbox]\nruntime = "apptainer"\nimage = "{image}"\napptainer = "{program}"\n'
+
+
 # What the daemons of each kind are told besides.
-FLAGS: dict[str, tuple[str, ...]] = {"bubblewrap": ()}
+SETTINGS: dict[str, Callable[[], str]] = {"bubblewrap": str, "apptainer": _apptainer}
 
 
 @pytest.fixture
@@ -133,9 +140,9 @@ def _left(here: Started) -> list[str]:
 class Campaign:
     """So many kills, over as many daemons as they cost."""
 
-    def __init__(self, place: Path, engine: str, kills: int, flags: tuple[str, ...]) -> None:
+    def __init__(self, place: Path, engine: str, kills: int, settings: str) -> None:
         self._dice = random.Random(SEED)
-        self._place, self._engine, self._flags = place, engine, flags
+        self._place, self._engine, self._settings = place, engine, settings
         self._left = kills
         self._rounds = 0
         self.hits: Counter[str] = Counter()
@@ -144,9 +151,9 @@ class Campaign:
     def run(self) -> None:
         """All of it; and at the end one more daemon finds a clean house and serves."""
         while self._left:
-            with daemon(self._place, self._engine, *self._flags) as here, here.client() as client:
+            with daemon(self._place, self._engine, settings=self._settings) as here, here.client() as client:
                 self._one_daemon(here, client)
-        with daemon(self._place, self._engine, *self._flags) as here, here.client() as client:
+        with daemon(self._place, self._engine, settings=self._settings) as here, here.client() as client:
             self._warm_up(here, client)
 
     def _one_daemon(self, here: Started, client: Client) -> None:
@@ -235,7 +242,7 @@ def _is_idle(here: Started, idle: int) -> bool:
 def _campaign(place: Path, kills: int, runtime: str, tell: Callable[[str], None]) -> Campaign:
     script = Script(turns=list(TURNS), latency=Latency(fixed_s=0.1))
     with scripted_engine(place, script) as engine:
-        campaign = Campaign(place, engine, kills, FLAGS[runtime])
+        campaign = Campaign(place, engine, kills, SETTINGS[runtime]())
         campaign.run()
     tell(f"{runtime}, seed {SEED}: {sum(campaign.hits.values())} kills")
     for what, count in sorted(campaign.hits.items()):
@@ -252,10 +259,10 @@ def test_a_few_kills(tmp_path: Path, tell: Callable[[str], None]) -> None:
 
 @pytest.mark.real
 @pytest.mark.usefixtures("handler")
-@pytest.mark.parametrize("runtime", FLAGS)
+@pytest.mark.parametrize("runtime", SETTINGS)
 def test_fifty_kills(runtime: str, tmp_path: Path, tell: Callable[[str], None]) -> None:
     """Everything that there is to kill, in every stage."""
     campaign = _campaign(tmp_path, 50, runtime, tell)
     hit = {what.split(" in ")[0] for what in campaign.hits}
-    assert {"daemon", "warden", "runtime", "first", "shell"} <= hit
+    assert {"daemon", "warden", "runtime", "first", "shell", *(["helper"] if runtime == "apptainer" else [])} <= hit
     assert campaign.outcomes["ok"] > 0
