@@ -254,6 +254,8 @@ class AgentHandler(ABC, Generic[InstanceT]):
         for attribute in ("name", "instance_type"):
             if not hasattr(type(self), attribute):
                 raise HandlerError(f"{type(self).__qualname__} does not set {attribute}")
+        if isinstance(self.carried_files, str):  # type: ignore[unreachable]  # one pair of parentheses is no tuple
+            raise HandlerError(f"{type(self).__qualname__}: carried_files is text, and not a tuple of paths")
         if self.api_version != API_VERSION:
             raise HandlerError(
                 f"{type(self).__qualname__} is written for handler API {self.api_version}, this is {API_VERSION}"

@@ -10,7 +10,7 @@ import trio
 import trio.testing
 
 from prorld.domain.outcome import OutcomeKind, StopReason
-from prorld.errors import Conflict, SandboxError
+from prorld.errors import Conflict, HandlerError, SandboxError
 from prorld.handlers import Grade, JobContext, RunResult, SandboxSpec
 from prorld.rollout.document import kept_bytes
 from prorld.sandbox.warm_plan import WarmRules
@@ -305,6 +305,19 @@ async def test_the_instance_decides(autojump_clock: trio.testing.MockClock) -> N
         begun = await here.looks.reevaluate("out", "tests", ReevaluateJob())
         assert (await here.looks.wait_reevaluation("out", "tests", begun.n)).reward == 1.0
         here.assert_clean()
+
+
+class Forgetful(Apart):
+    """A comma is missing."""
+
+    carried_files = "diff"  # type: ignore[assignment]  # on purpose
+
+
+def test_one_path_is_no_list_of_paths() -> None:
+    """Text in place of a tuple would be read letter by letter; the registry refuses it with a readable line."""
+    Apart().check()
+    with pytest.raises(HandlerError, match="carried_files is text"):
+        Forgetful().check()
 
 
 async def test_without_a_daemon(autojump_clock: trio.testing.MockClock) -> None:

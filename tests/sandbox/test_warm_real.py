@@ -11,12 +11,23 @@ import pytest
 import trio
 
 from prorld.errors import SandboxError
+from prorld.sandbox.apptainer import Apptainer
 from prorld.sandbox.contract import SandboxLimits, SandboxSpec
 from prorld.sandbox.runtime import Runtime
+from prorld.sandbox.warden_client import Warden
 from prorld.sandbox.warm import WarmRuntime
 from prorld.sandbox.warm_plan import WarmRules
 from prorld.testing.sandbox_contract import SandboxCheck, open_sandbox, sandbox_checks
-from tests.sandbox.support import BOOT_ID, children, descendants, directories, lives, of_process
+from tests.sandbox.support import (
+    BOOT_ID,
+    children,
+    descendants,
+    directories,
+    lives,
+    of_process,
+    real_apptainer,
+    real_image,
+)
 
 KEPT = 2
 READY_S = 20.0
@@ -51,6 +62,21 @@ async def test_warm_bubblewrap_keeps_the_contract(check: SandboxCheck, warm: War
 async def test_cold_bubblewrap_keeps_the_contract(check: SandboxCheck, runtime: Runtime) -> None:
     """Under admission alone, too."""
     await check.run(WarmRuntime(runtime, WarmRules(total=0), boot_id=BOOT_ID, starts_max=1))
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("check", sandbox_checks(), ids=lambda check: check.name)
+async def test_warm_apptainer_keeps_the_contract(check: SandboxCheck, warden: Warden, runtime_dir: Path) -> None:
+    """So does another wall, on an image."""
+    wall, image = Apptainer(real_apptainer()), str(real_image("directory"))
+    inner = Runtime(wall, warden, runtime_dir=runtime_dir, boot_id=BOOT_ID, default_image=image)
+    warm = WarmRuntime(inner, WarmRules(images={"": KEPT}), boot_id=BOOT_ID)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(warm.keep)
+        await ready(warm)
+        await check.run(warm)
+        nursery.cancel_scope.cancel()
+    assert inner.list() == ()
 
 
 async def test_it_waits_under_the_boots_name(warm: WarmRuntime, runtime_dir: Path) -> None:
