@@ -168,6 +168,7 @@ async def test_one_that_does_not_answer_is_not_handed_out(
         assert (it.taken("warm"), it.taken("cold"), it.unused("unfit")) == (0, 1, 1)
         await settle()
         assert it.warm.idle == 0
+        assert "boot-warm-1" not in it.names()
         sick = False
         await trio.sleep(60.0)
         await one_job(it.warm)

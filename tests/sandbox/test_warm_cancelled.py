@@ -124,6 +124,8 @@ def swept(crowd: Crowd, victim: trio.CancelScope, *, pool_too: bool) -> Callable
             await crowd.job("last", SandboxSpec(), 0.1)
             await crowd.job("very last", SandboxSpec(), 0.1)
             assert crowd.served > before
+            await trio.sleep(60.0)
+            assert len(crowd.inner.live) == crowd.warm.idle, "one that nobody has and nobody waits for"
             nursery.cancel_scope.cancel()
         crowd.assert_over()
 
