@@ -18,6 +18,7 @@ from prorld.sandbox.contract import SandboxSpec
 __all__ = ["CARRY_FILES_MAX", "GRADING_TRIES", "open_grading_sandbox", "take_along"]
 
 CARRY_FILES_MAX = 1024
+PATH_MAX = 4096
 # A rollout is dear, and a sandbox that does not come up is not its fault.
 GRADING_TRIES = 3
 RETRY_PAUSE_S = 0.2
@@ -36,10 +37,10 @@ async def take_along(handler: AgentHandler[Any], job: JobContext[Any]) -> dict[s
         if not isinstance(path, str) or not isinstance(data, bytes):
             raise HandlerError("carry returned something else than bytes by path", code="wrong_result")
         files[path] = data
-    if len(files) > CARRY_FILES_MAX:
-        words = f"{len(files)} files are more than the {CARRY_FILES_MAX} that can be carried over"
+    if len(files) > CARRY_FILES_MAX or any(len(path) > PATH_MAX for path in files):
+        words = f"{CARRY_FILES_MAX} files can be carried over, under paths of {PATH_MAX} characters"
         raise HandlerError(words, code="carry_refused")
-    size = sum(len(path) + len(data) for path, data in files.items())
+    size = sum(map(len, files.values()))
     if size > handler.carry_bytes_max:
         words = f"{size} bytes are more than the {handler.carry_bytes_max} that may be carried over"
         raise HandlerError(words, code="carry_refused")
