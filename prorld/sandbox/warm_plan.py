@@ -89,7 +89,7 @@ class Demand:
 
     def is_pressing(self, now: float) -> bool:
         """Whether somebody has said that it is wanted."""
-        return self.fixed > 0 or self._announced(now) > 0
+        return self.fixed > 0 or bool(self._expected and self._expected[-1] > now)
 
     def wanted(self, now: float) -> int:
         """How many should be there."""
@@ -109,8 +109,10 @@ def allot(demands: Mapping[K, Demand], rules: WarmRules, *, now: float, bytes_ea
     """How many of each there should be, the most important first; what should have none is left out."""
     left, shares = room(rules, bytes_each), dict[K, int]()
     for key in sorted(demands, key=lambda key: (demands[key].is_pressing(now), demands[key].last), reverse=True):
+        if not left or len(shares) == rules.specs:
+            break
         share = min(left, demands[key].wanted(now))
-        if share and len(shares) < rules.specs:
+        if share:
             shares[key] = share
             left -= share
     return shares

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -143,3 +145,33 @@ async def test_the_warden_dies_under_warm_ones(warm: WarmRuntime) -> None:
     await ready(warm)
     async with open_sandbox(warm) as sandbox:
         assert (await sandbox.bash("echo on")).text == "on\n"
+
+
+@pytest.mark.slow
+async def test_random_cancels_leave_nothing(runtime: Runtime, runtime_dir: Path) -> None:
+    """Eighty jobs on three warm ones, most given up at any moment: the patient are served, and nothing is left."""
+    draw = random.Random(11)
+    warm = WarmRuntime(runtime, WarmRules(images={"": 3}), boot_id=BOOT_ID, starts_max=3)
+    served: list[str] = []
+
+    async def job(name: str, *, patient: bool) -> None:
+        with trio.move_on_after(60.0 if patient else draw.choice([0.0, 0.001, 0.003, 0.01, 0.03, 0.1])):
+            async with open_sandbox(warm, sandbox_id=name) as sandbox:
+                result = await sandbox.bash(f"ls mark; (setsid sleep 1000 &); echo {name} > mark; cat mark")
+                assert result.text.endswith(f"No such file or directory\n{name}\n"), result
+                served.append(name)
+        assert name not in {row.sandbox_id for row in warm.list()}
+
+    async with trio.open_nursery() as nursery:
+        await nursery.start(warm.keep)
+        async with trio.open_nursery() as jobs:
+            for number in range(80):
+                jobs.start_soon(partial(job, f"job-{number}", patient=number % 4 == 0))
+                await trio.sleep(draw.random() / 50)
+        assert {f"job-{number}" for number in range(0, 80, 4)} <= set(served)
+        await ready(warm, 3)
+        assert not [pid for pid in descendants(os.getpid()) if of_process(pid, "comm") == "sleep"]
+        nursery.cancel_scope.cancel()
+    seen = warm.admission.statistics()
+    assert (seen.peak, seen.starting, seen.waiting) == (3, 0, 0)
+    assert directories(runtime_dir) == []
