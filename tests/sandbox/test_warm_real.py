@@ -133,7 +133,7 @@ async def test_limits_hold_after_take_over(runtime: Runtime) -> None:
         await ready(warm, 1)
         with pytest.RaisesGroup(pytest.RaisesExc(SandboxError, check=too_large)):
             async with open_sandbox(warm, spec, sandbox_id="job-1") as sandbox:
-                await sandbox.bash("for i in 1 2 3 4; do (x=$(seq 3000000); sleep 100) & done")
+                await sandbox.bash("head -c 100000000 /dev/zero > /tmp/big")
                 await trio.sleep(20.0)
         nursery.cancel_scope.cancel()
 
