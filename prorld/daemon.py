@@ -129,7 +129,7 @@ async def _serve(
     core.start_soon(loop_lag.run, config.metrics.loop_lag_interval_s, _both(lag, metrics), name="loop lag")
     lane = Lane("tokenizers", TOKENIZER_THREADS)
     sampling = await start_sampling(loaded, core, lane, metrics, clock)
-    sandboxes = await start_sandboxes(loaded, core, lane, boot_id, registry.sources())
+    sandboxes = await start_sandboxes(loaded, core, lane, metrics, boot_id, registry.sources())
     world = World(
         gates=Gates(init=config.stages.init, run=config.stages.run, eval=config.stages.eval, ahead=config.stages.ahead),
         runtime=sandboxes.runtime,
@@ -138,9 +138,11 @@ async def _serve(
         boot_id=boot_id,
         verdicts=config.verdicts.table(),
         metrics=metrics,
+        expect=sandboxes.runtime.expect,
     )
     rollouts = make_rollouts(config, world, registry, sampling)
     supervisor = rollouts.supervisor
+    sandboxes.runtime.keep_while(lambda: not supervisor.draining and supervisor.stages().init.workers > 0)
     disk = conditions.Disk(loaded.state_dir)
     parts = conditions.Parts(
         supervisor=supervisor, auditor=rollouts.auditor, pool=sampling.pool, policies=sampling.policies,
@@ -164,6 +166,8 @@ async def _serve(
         body_bytes_max=config.server.body_bytes_max,
     )  # fmt: skip
     async with registry.open_all(), trio.open_nursery() as jobs:
+        # Beside the jobs, not in the core: what ends a sandbox has to outlive it.
+        await jobs.start(sandboxes.runtime.keep, name="warm sandboxes")
         await rollouts.start(jobs)
         _start_engines(config, core, sampling.pool)
         async with trio.open_nursery() as front:

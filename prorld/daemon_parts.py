@@ -49,6 +49,8 @@ from prorld.sandbox.probe import check_bubblewrap
 from prorld.sandbox.registry import SandboxHost, run_runtime, runtime_factory
 from prorld.sandbox.runtime import Runtime
 from prorld.sandbox.warden_client import Warden, run_warden
+from prorld.sandbox.warm import WarmRuntime
+from prorld.sandbox.warm_plan import WarmRules
 from prorld.store.policy_file import PolicyFile
 
 __all__ = [
@@ -99,15 +101,15 @@ class Sandboxes:
     """What makes sandboxes. ``lacking`` is why none can be made."""
 
     warden: Warden
-    runtime: SandboxRuntime
+    runtime: WarmRuntime
     lacking: str | None
     is_root: bool
 
 
 async def start_sandboxes(
-    loaded: Loaded, core: trio.Nursery, lane: Lane, boot_id: str, hide: Sequence[str]
+    loaded: Loaded, core: trio.Nursery, lane: Lane, metrics: Metrics, boot_id: str, hide: Sequence[str]
 ) -> Sandboxes:
-    """Start the warden, clear away what an earlier life left, and start the runtime."""
+    """Start the warden, clear away what an earlier life left, and make the runtime; nothing is kept warm yet."""
     config = loaded.config
     user = sandbox_user(config.sandbox.user)
     if user is not None:
@@ -121,7 +123,10 @@ async def start_sandboxes(
     host = SandboxHost(runtime_dir=scratch, boot_id=boot_id, user=user)
     await _reap(host, lane)
     runtime = await _runtime(config, core, warden, host, images, hide)
-    return Sandboxes(warden=warden, runtime=runtime, lacking=lacking, is_root=user is not None)
+    # Where none can be made, none is tried in advance: the jobs say why.
+    rules = WarmRules(total=0) if lacking else msgspec.convert(config.warm, WarmRules, from_attributes=True)
+    warm = WarmRuntime(runtime, rules, boot_id=boot_id, starts_max=config.sandbox.starts_max, metrics=metrics)
+    return Sandboxes(warden=warden, runtime=warm, lacking=lacking, is_root=user is not None)
 
 
 async def _reap(host: SandboxHost, lane: Lane) -> None:

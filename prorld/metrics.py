@@ -50,7 +50,12 @@ NAMES: Mapping[str, str] = {
     "prorld_backend_strikes": "Faults that are held against the engine.",
     "prorld_sandboxes_started_total": "Sandboxes that came up, by runtime.",
     "prorld_sandboxes_failed_total": "Sandboxes that did not, by runtime.",
-    "prorld_sandbox_start_seconds": "Time to make a sandbox, by runtime.",
+    "prorld_sandbox_start_seconds": "Time until a job has its sandbox, by runtime.",
+    "prorld_sandboxes_taken_total": "Sandboxes that jobs got, by runtime, warm or cold.",
+    "prorld_sandboxes_unused_total": "Warm sandboxes that ended before a job had them, by runtime and reason.",
+    "prorld_sandboxes_warm": "Sandboxes that wait for a job, by runtime.",
+    "prorld_sandbox_starts_active": "Sandboxes that are being started, by runtime.",
+    "prorld_sandbox_starts_waiting": "Starts of sandboxes that wait for their turn, by runtime.",
     "prorld_audits_total": "Ended jobs that were chosen to be scored again, by result.",
     "prorld_audit_tokens_total": "Sampled tokens that an audit compared with what an engine says of them later.",
     "prorld_audit_logprob_gap": "Mean absolute difference of log-probabilities, one observation an audit.",
@@ -149,6 +154,11 @@ class Metrics:
         self._sandboxes_started = self._counter("prorld_sandboxes_started_total", "runtime")
         self._sandboxes_failed = self._counter("prorld_sandboxes_failed_total", "runtime")
         self._sandbox_start = self._histogram("prorld_sandbox_start_seconds", _START_SECONDS, "runtime")
+        self._sandboxes_taken = self._counter("prorld_sandboxes_taken_total", "runtime", "how")
+        self._sandboxes_unused = self._counter("prorld_sandboxes_unused_total", "runtime", "reason")
+        self._sandboxes_warm = self._gauge("prorld_sandboxes_warm", "runtime")
+        self._starts_active = self._gauge("prorld_sandbox_starts_active", "runtime")
+        self._starts_waiting = self._gauge("prorld_sandbox_starts_waiting", "runtime")
         self._audits = self._counter("prorld_audits_total", "result")
         self._audit_tokens = self._counter("prorld_audit_tokens_total")
         self._audit_gap = self._histogram("prorld_audit_logprob_gap", _GAPS)
@@ -218,6 +228,20 @@ class Metrics:
     def sandbox_failed(self, runtime: str) -> None:
         """A sandbox did not come up."""
         self._sandboxes_failed.labels(runtime).inc()
+
+    def sandbox_taken(self, runtime: str, how: Literal["warm", "cold"]) -> None:
+        """A job got a sandbox that was there already, or one that was started for it."""
+        self._sandboxes_taken.labels(runtime, how).inc()
+
+    def sandbox_unused(self, runtime: str, reason: str) -> None:
+        """A warm sandbox ended before a job had it; ``reason`` is one of ``prorld.sandbox.warm``."""
+        self._sandboxes_unused.labels(runtime, reason).inc()
+
+    def sandboxes_seen(self, runtime: str, *, warm: int, starting: int, waiting: int) -> None:
+        """How many wait for a job now, how many start, and how many wait to start."""
+        self._sandboxes_warm.labels(runtime).set(warm)
+        self._starts_active.labels(runtime).set(starting)
+        self._starts_waiting.labels(runtime).set(waiting)
 
     def audited(self, result: str) -> None:
         """A chosen job was audited, or could not be; ``result`` is one of ``prorld.rollout.audit``."""

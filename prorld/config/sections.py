@@ -34,6 +34,7 @@ __all__ = [
     "Timeouts",
     "Verdicts",
     "Verification",
+    "Warm",
     "is_loopback",
 ]
 
@@ -169,10 +170,38 @@ class Sandbox(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             description="The store of images; daemons of a host may share one. Unset: `images` in the state directory."
         ),
     ] = None
+    starts_max: Annotated[
+        Count | None,
+        Meta(description="Sandboxes that may start at once; unset: two for each usable core, four at least."),
+    ] = None
 
     def __post_init__(self) -> None:
         if self.user in {"root", "0"}:
             raise ValueError("user is root, and a sandbox never runs as root")
+
+
+class Warm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Sandboxes that are started before a job asks for them."""
+
+    total: Annotated[
+        int, Meta(ge=0, le=100_000, description="Sandboxes that may wait for a job, all together; 0 keeps none.")
+    ] = 8
+    per_spec: Annotated[
+        Count, Meta(description="Of these, sandboxes of one kind that are kept because jobs keep asking for it.")
+    ] = 4
+    specs: Annotated[Count, Meta(description="Kinds of sandboxes that are kept at the same time.")] = 8
+    memory_bytes: Annotated[Bytes, Meta(description="Memory of those that wait, by the largest one so far.")] = 1 << 30
+    idle_s: Annotated[Seconds, Meta(description="For so long each ask counts; then one less is kept.")] = 300.0
+    age_s: Annotated[Seconds, Meta(description="One that has waited for so long is replaced.")] = 3600.0
+    images: Annotated[
+        dict[str, Count],
+        Meta(description="How many to keep of an image, whether jobs ask or not; the empty name: no image named."),
+    ] = {}
+
+    def __post_init__(self) -> None:
+        wanted = sum(self.images.values())
+        if wanted > self.total:
+            raise ValueError(f"images are {wanted} sandboxes, more than the {self.total} of total")
 
 
 class Engine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -353,6 +382,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     limits: Limits = Limits()
     timeouts: Timeouts = Timeouts()
     sandbox: Sandbox = Sandbox()
+    warm: Warm = Warm()
     engine: Engine = Engine()
     backends: Annotated[list[BackendEntry], Meta(max_length=4096, description="Engines, each a table.")] = []
     engine_keys: Annotated[list[EngineKey], Meta(max_length=256, description="Keys of engines, each a table.")] = []

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
@@ -34,6 +34,7 @@ from prorld.sandbox.contract import Sandbox, SandboxSpec
 __all__ = ["API_VERSION", "AgentHandler", "Grade", "JobContext", "Model", "NoConfig", "RunResult", "Turn"]
 
 API_VERSION = 1
+CARRY_BYTES = 16 << 20
 
 InstanceT = TypeVar("InstanceT", bound=msgspec.Struct)
 InstanceT_co = TypeVar("InstanceT_co", bound=msgspec.Struct, covariant=True)
@@ -116,7 +117,15 @@ class JobContext(Protocol[InstanceT_co]):
 
     @property
     def sandbox(self) -> Sandbox:
-        """The sandbox that ``open_sandbox`` made; ``HandlerError`` where there is none."""
+        """The sandbox that ``open_sandbox`` made; ``HandlerError`` where there is none.
+
+        In EVAL, where the handler gives a ``grading_sandbox``: that one.
+        """
+        ...
+
+    @property
+    def carried(self) -> Mapping[str, bytes]:
+        """What ``carry`` has saved of the rollout's sandbox, by path; empty before EVAL."""
         ...
 
     async def open_sandbox(self, spec: SandboxSpec) -> Sandbox:
@@ -157,6 +166,9 @@ class AgentHandler(ABC, Generic[InstanceT]):
     tool_limit_s: ClassVar[float] = TOOL_LIMIT_S
     # Whether ``evaluate`` looks into the rollout's own sandbox; where not, it is gone before the job waits for EVAL.
     grades_in_sandbox: ClassVar[bool] = False
+    # The files of the rollout's sandbox, by path, that its grading sandbox starts with, and their bytes all together.
+    carried_files: ClassVar[tuple[str, ...]] = ()
+    carry_bytes_max: ClassVar[int] = CARRY_BYTES
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -186,6 +198,13 @@ class AgentHandler(ABC, Generic[InstanceT]):
 
     def sandbox_spec(self, instance: InstanceT) -> SandboxSpec | None:
         """The sandbox that this instance needs; ``None`` for none."""
+        return None
+
+    def grading_sandbox(self, instance: InstanceT) -> SandboxSpec | None:
+        """The fresh sandbox that ``evaluate`` finds in ``job.sandbox``, with what ``carry`` gave; ``None`` for none.
+
+        The rollout's own is gone then, also where ``grades_in_sandbox``.
+        """
         return None
 
     def tools(self, job: JobContext[InstanceT]) -> Sequence[Tool]:
@@ -229,6 +248,24 @@ class AgentHandler(ABC, Generic[InstanceT]):
         )
         return RunResult(stop=end.stop, answer=end.answer, data=end.data)
 
+    async def carry(self, job: JobContext[InstanceT]) -> Mapping[str, bytes]:
+        """RUN has ended and its sandbox lives: what EVAL may have of it, by path; by default ``carried_files``.
+
+        Called where there is a ``grading_sandbox``. What is not there as a file that can be read is left out; a policy
+        may leave anything at all, so what is too large is an error and never cut.
+        """
+        files: dict[str, bytes] = {}
+        left = self.carry_bytes_max
+        for path in self.carried_files:
+            try:
+                files[path] = await job.sandbox.read_file(path, max_bytes=left)
+            except (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError):
+                continue
+            except (OSError, ValueError) as exc:
+                raise HandlerError(f"{path} can't be carried over: {exc}", code="carry_refused") from exc
+            left -= len(files[path])
+        return files
+
     @abstractmethod
     async def evaluate(self, job: JobContext[InstanceT], result: RunResult) -> Grade:
         """EVAL: grade. Anything raised here is a grader error and the reward stays ``null``."""
@@ -243,6 +280,8 @@ class AgentHandler(ABC, Generic[InstanceT]):
             if not hasattr(type(self), attribute):
                 raise HandlerError(f"{type(self).__qualname__} does not set {attribute}")
         preset(self.preset)
+        if isinstance(self.carried_files, str):  # type: ignore[unreachable]  # one pair of parentheses is no tuple
+            raise HandlerError(f"{type(self).__qualname__}: carried_files is text, and not a tuple of paths")
         if self.api_version != API_VERSION:
             raise HandlerError(
                 f"{type(self).__qualname__} is written for handler API {self.api_version}, this is {API_VERSION}"

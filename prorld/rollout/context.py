@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -111,6 +111,11 @@ class AttemptContext:
         if self._sandbox is None:
             raise HandlerError("this job has no open sandbox", code="no_sandbox")
         return self._sandbox
+
+    @property
+    def carried(self) -> Mapping[str, bytes]:
+        """What was saved of the rollout's sandbox."""
+        return self._entry.carried
 
     async def open_sandbox(self, spec: SandboxSpec) -> Sandbox:
         """Start a sandbox; it lives in the attempt's nursery, so it outlives the stage but not the attempt."""

@@ -83,6 +83,7 @@ def kept_bytes(entry: JobEntry) -> int:
     size = JOB_BYTES + entry.request_bytes + EVENT_BYTES * entry.events.kept
     if entry.result is not None:
         size += RESULT_BYTES + 4 * len(entry.result.answer or "")
+    size += sum(len(path) + len(data) for path, data in entry.carried.items())
     if entry.session is not None:
         size += CALL_BYTES * len(entry.session.calls)
         for branch in entry.session.branches:

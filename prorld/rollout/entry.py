@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import msgspec
 import trio
@@ -66,6 +66,7 @@ class JobEntry:
         self.sandbox_id: SandboxId | None = None
         self.stop: StopReason | None = None
         self.result: RunResult | None = None
+        self.carried: Mapping[str, bytes] = {}
         self.grade: Grade | None = None
         self.outcome: Outcome | None = None
         self.verdict: Verdict | None = None
@@ -86,6 +87,7 @@ class JobEntry:
         self.wants_engine = False
         self.stop = None
         self.result = None
+        self.carried = {}
         self.grade = None
         self.events.emit("job.attempt", self.clock.wall(), n=n, what="began")
 

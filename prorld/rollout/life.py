@@ -45,6 +45,7 @@ from prorld.errors import (
     leaves,
 )
 from prorld.handlers.base import Grade, RunResult
+from prorld.handlers.grading import open_grading_sandbox, take_along
 from prorld.inference.contract import Turn
 from prorld.inference.session import ModelSession
 from prorld.kit.containment import contained
@@ -52,8 +53,9 @@ from prorld.metrics import Metrics
 from prorld.rollout.clock import Clock
 from prorld.rollout.context import AttemptContext
 from prorld.rollout.entry import JobEntry
+from prorld.rollout.grading_hint import GradingHint
 from prorld.rollout.stages import Gates, StageTimedOut, TotalBudget, run_stage
-from prorld.sandbox.contract import SandboxRuntime
+from prorld.sandbox.contract import SandboxRuntime, SandboxSpec
 
 __all__ = ["ModelSource", "World", "attempt", "grade", "live"]
 
@@ -64,6 +66,10 @@ T = TypeVar("T")
 # Between two attempts: long enough for a restarted engine to listen again, short enough not to matter beside a rollout.
 RETRY_PAUSE_S = 0.5
 RETRY_PAUSE_MAX_S = 8.0
+
+
+def _nobody_listens(spec: SandboxSpec) -> None:
+    pass
 
 
 class ModelSource(Protocol):
@@ -87,6 +93,8 @@ class World:
     boot_id: str
     verdicts: Mapping[OutcomeKind, Verdict]
     metrics: Metrics
+    # Told which sandbox a job will soon want; whoever makes sandboxes may then have one ready.
+    expect: Callable[[SandboxSpec], None] = _nobody_listens
 
 
 async def live(entry: JobEntry, world: World, tell: Callable[[JobEntry], None]) -> None:
@@ -158,6 +166,12 @@ async def attempt(
 async def _stages(entry: JobEntry, world: World, budget: TotalBudget, job: AttemptContext) -> Outcome:
     """INIT, RUN, EVAL."""
     handler = entry.handler
+    apart = handler.grading_sandbox(entry.instance)
+    hint = GradingHint(apart, max_turns=entry.spec.agent.max_turns, expect=world.expect)
+
+    def spoke(turn: int, said: Turn) -> None:
+        entry.spoke(turn, said)
+        hint.spoke(turn, said)
 
     async def init() -> None:
         await handler.init(job)
@@ -165,7 +179,7 @@ async def _stages(entry: JobEntry, world: World, budget: TotalBudget, job: Attem
     async def run() -> RunResult:
         await makes_room()
         entry.wants_engine = True
-        async with world.models.open(entry.spec, job.attempt, entry.spoke) as session:
+        async with world.models.open(entry.spec, job.attempt, spoke) as session:
             entry.wants_engine = False
             assert entry.allowance is not None
             with session.under(entry.allowance), job.lend_model(session):
@@ -173,13 +187,18 @@ async def _stages(entry: JobEntry, world: World, budget: TotalBudget, job: Attem
             session.must_be_fresh()
             return result
 
+    async def carry() -> None:
+        if apart is not None:
+            hint.give()
+            entry.carried = await take_along(handler, job)
+
     async with world.gates.ahead(entry) as makes_room:
         await _stage(entry, world, job, budget, "init", init, type(None))
-        result = await _stage(entry, world, job, budget, "run", run, RunResult)
+        result = await _stage(entry, world, job, budget, "run", run, RunResult, then=carry)
     if entry.session is None or not entry.session.calls:
         raise HandlerError("the model was never called", code="no_model_calls")
     entry.stop, entry.result = result.stop, result
-    if not handler.grades_in_sandbox:
+    if apart is not None or not handler.grades_in_sandbox:
         await job.close_sandbox()
 
     entry.grade = await grade(entry, world, job, budget, result)
@@ -188,9 +207,12 @@ async def _stages(entry: JobEntry, world: World, budget: TotalBudget, job: Attem
 
 
 async def grade(entry: JobEntry, world: World, job: AttemptContext, budget: TotalBudget, result: RunResult) -> Grade:
-    """EVAL."""
+    """EVAL, in a fresh sandbox where the handler wants one."""
 
     async def evaluate() -> Grade:
+        spec = entry.handler.grading_sandbox(entry.instance)
+        if spec is not None:
+            await open_grading_sandbox(job, spec, entry.carried)
         return await entry.handler.evaluate(job, result)
 
     return await _stage(entry, world, job, budget, "eval", evaluate, Grade)
@@ -204,8 +226,9 @@ async def _stage(
     stage: Stage,
     work: Callable[[], Awaitable[T]],
     returns: type[T],
+    then: Callable[[], Awaitable[None]] | None = None,
 ) -> T:
-    """One stage, with the handler's own recovery inside its deadline.
+    """One stage, with the handler's own recovery inside its deadline. ``then`` follows, recovered or not.
 
     What it returns is checked: nothing makes a plugin run its types through a checker.
     """
@@ -223,7 +246,10 @@ async def _stage(
                 # What recovery returns stands for what the stage should have returned; by default it raises again.
                 result = await entry.handler.recover(job, stage, exc)
                 entry.events.emit("job.recovered", world.clock.wall(), stage=stage, error=chain(exc))
-        return _sound(result, stage, returns)
+            sound = _sound(result, stage, returns)
+            if then is not None:
+                await then()
+        return sound
 
     return await run_stage(world.gates, world.metrics, entry, stage, budget, guarded)
 

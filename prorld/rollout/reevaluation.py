@@ -200,7 +200,8 @@ def _scorable(entry: JobEntry) -> RunResult:
         raise Conflict(f"job {job_id} is {entry.state}; it can be scored again when it is done", code="not_done")
     if entry.result is None or entry.session is None:
         raise Conflict(f"job {job_id} never came as far as its grader", code="nothing_to_score")
-    if entry.handler.grades_in_sandbox:
+    # In a grading sandbox it can be done again: what was carried over is kept with the job.
+    if entry.handler.grades_in_sandbox and entry.handler.grading_sandbox(entry.instance) is None:
         message = f"{entry.spec.handler} grades inside the rollout's sandbox, and that is gone"
         raise Conflict(message, code="sandbox_gone")
     return entry.result
@@ -218,4 +219,5 @@ def _shadow(entry: JobEntry, request: ReevaluateJob) -> JobEntry:
     shadow.state = JobState.RUNNING
     shadow.attempts = list(entry.attempts)
     shadow.session = entry.session
+    shadow.carried = entry.carried
     return shadow

@@ -159,6 +159,10 @@ class Box:
         if self._holder is not None:
             await self._holder.end()
 
+    def adopt(self, sandbox_id: str, job_id: str) -> None:
+        """Belong to this job from now on; its directory keeps the name it was made under."""
+        self.sandbox_id, self.job_id = sandbox_id, job_id
+
     async def bash(self, command: str, *, limit_s: float = 30.0) -> CommandResult:
         """Run a command in the persistent shell."""
         return await (await self._session(self._bash)).run(command, limit_s=limit_s)
@@ -192,8 +196,13 @@ class Box:
             image=self.spec.image,
             state=self._state,
             age_s=trio.current_time() - self._made_at,
-            rss_bytes=self._rss_bytes(),
+            rss_bytes=self.rss_bytes(),
         )
+
+    def rss_bytes(self) -> int:
+        """A sample: the resident pages of its processes, those it shares counted for each."""
+        roots = [] if self._holder is None else self._roots(self._holder)
+        return resident_bytes(process_tree(roots) or [])
 
     async def _transfer(self, transfer: Callable[[], Awaitable[T]]) -> T:
         """A transfer that fails because the sandbox ends meanwhile is the sandbox's error, not the file's."""
@@ -266,8 +275,3 @@ class Box:
     def _roots(self, holder: Child) -> list[int]:
         """The processes that all others of the sandbox are below; the first is in its own file systems."""
         return [holder.first or holder.pid, *self._sessions()]
-
-    def _rss_bytes(self) -> int:
-        """A sample: the resident pages of its processes, those it shares counted for each."""
-        roots = [] if self._holder is None else self._roots(self._holder)
-        return resident_bytes(process_tree(roots) or [])

@@ -8,13 +8,14 @@ the sandbox is gone before ``run`` returns. Nothing else ends a sandbox.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Literal, Protocol, runtime_checkable
 
 import msgspec
 import trio
 from msgspec import Meta
 
 __all__ = [
+    "Adoptable",
     "CommandResult",
     "Kernel",
     "Network",
@@ -90,7 +91,7 @@ class CommandResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SandboxInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """One row of ``GET /v1/sandboxes``."""
+    """One row of ``GET /v1/sandboxes``. An empty ``job_id`` is a sandbox that waits for a job."""
 
     sandbox_id: str
     job_id: str
@@ -161,6 +162,19 @@ class Sandbox(Protocol):
         too large, has too many entries or too long names, or holds what could leave the target or do harm there:
         absolute links, links upwards and out, devices, pipes. In that case nothing is at the target.
         """
+        ...
+
+
+@runtime_checkable
+class Adoptable(Sandbox, Protocol):
+    """What a live sandbox has beyond its users' needs where it can be made before there is a job for it."""
+
+    def adopt(self, sandbox_id: str, job_id: str) -> None:
+        """Belong to this job from now on: under this id in listings and errors. Its processes know nothing of it."""
+        ...
+
+    def rss_bytes(self) -> int:
+        """The memory of its processes now."""
         ...
 
 

@@ -79,6 +79,15 @@ class FakeSandbox:
         self._runtime = runtime
         self._locks: dict[SessionName, trio.Lock] = {"bash": trio.Lock(), "python": trio.Lock()}
 
+    def adopt(self, sandbox_id: str, job_id: str) -> None:
+        """Be another job's from now on, in ``FakeRuntime.live`` too."""
+        self._runtime.live[sandbox_id] = self._runtime.live.pop(self.sandbox_id)
+        self.sandbox_id, self.job_id = sandbox_id, job_id
+
+    def rss_bytes(self) -> int:
+        """Nothing."""
+        return 0
+
     async def bash(self, command: str, *, limit_s: float = 30.0) -> CommandResult:
         """What the script answers to a command."""
         return await self._run("bash", command, limit_s)
@@ -259,8 +268,8 @@ class FakeRuntime:
                 await trio.sleep_forever()
             else:
                 await trio.sleep(self._die_after_s)
-            raise SandboxError(f"sandbox {sandbox_id} ended by itself")
+            raise SandboxError(f"sandbox {box.sandbox_id} ended by itself")
         finally:
             with trio.move_on_after(self._close_s + 1.0, shield=True):
                 await trio.sleep(self._close_s)
-            del self.live[sandbox_id]
+            del self.live[box.sandbox_id]  # it may have been adopted

@@ -26,7 +26,7 @@ from prorld.inference.contract import Turn
 from prorld.sandbox.contract import SandboxRuntime, SandboxSpec
 from prorld.testing.fake_sandbox import FakeRuntime
 from prorld.testing.hostile import HOSTILE_ANSWERS, spoilt
-from prorld.testing.jobs import FakeJob, ScriptedModel
+from prorld.testing.jobs import FakeJob, ScriptedModel, ready_to_grade
 from prorld.testing.leftovers import children, descriptors, tasks
 from prorld.testing.sweep import CancelAtStep
 
@@ -188,6 +188,7 @@ async def evaluate_can_be_cancelled_anywhere(under: HandlerUnderTest) -> None:
 
     async def stage(job: FakeJob) -> None:
         await under.handler.init(job)
+        await ready_to_grade(under.handler, job)
         await under.handler.evaluate(job, RunResult(stop=StopReason.FINISHED, answer="42"))
 
     async with under.handler.open():
@@ -273,8 +274,7 @@ async def _graded(under: HandlerUnderTest, instance: Mapping[str, Any], answer: 
         await under.handler.init(job)
         result = await under.handler.run(job)
         assert isinstance(result, RunResult), f"run returned {type(result).__name__}, no RunResult"
-        if not under.handler.grades_in_sandbox:
-            await job.close_sandbox()
+        await ready_to_grade(under.handler, job)
         grade: object = await under.handler.evaluate(job, result)
     return grade
 

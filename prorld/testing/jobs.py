@@ -22,11 +22,12 @@ from prorld.domain.messages import Message, ToolSchema
 from prorld.domain.outcome import StopReason
 from prorld.errors import HandlerError
 from prorld.handlers.base import AgentHandler, Grade, RunResult
+from prorld.handlers.grading import open_grading_sandbox, take_along
 from prorld.handlers.registry import accept
 from prorld.inference.contract import Turn
 from prorld.sandbox.contract import Sandbox, SandboxRuntime, SandboxSpec
 
-__all__ = ["FakeJob", "HandlerRun", "ScriptedModel", "run_handler"]
+__all__ = ["FakeJob", "HandlerRun", "ScriptedModel", "ready_to_grade", "run_handler"]
 
 InstanceT = TypeVar("InstanceT", bound=msgspec.Struct)
 
@@ -127,6 +128,7 @@ class FakeJob:
         self.tool_seconds: list[tuple[str, float]] = []
         self.tool_facts: list[ToolFacts | None] = []
         self.events: list[tuple[str, dict[str, Any]]] = []
+        self.carried: Mapping[str, bytes] = {}
         self._runtime = runtime
         self._open: _OpenSandbox | None = None
 
@@ -194,6 +196,17 @@ async def _keep_sandbox(
         gone.set()
 
 
+async def ready_to_grade(handler: AgentHandler[Any], job: FakeJob) -> None:
+    """What the daemon does between RUN and EVAL: end the rollout's sandbox, and make the fresh one with the files."""
+    spec = handler.grading_sandbox(job.instance)
+    if spec is not None:
+        job.carried = await take_along(handler, job)
+    if spec is not None or not handler.grades_in_sandbox:
+        await job.close_sandbox()
+    if spec is not None:
+        await open_grading_sandbox(job, spec, job.carried)
+
+
 class HandlerRun(msgspec.Struct, frozen=True, kw_only=True):
     """What a handler made of a script."""
 
@@ -214,7 +227,8 @@ async def run_handler(
 ) -> HandlerRun:
     """Run one instance through INIT, RUN and EVAL against a scripted policy. The handler has to be open.
 
-    The sandbox is closed before EVAL where the handler does not grade in it, as in the daemon.
+    The sandbox is closed before EVAL where the handler does not grade in it, and a fresh one made where the handler
+    wants one, as in the daemon.
     """
     model = ScriptedModel(turns)
     async with trio.open_nursery() as nursery:
@@ -222,8 +236,7 @@ async def run_handler(
         job = FakeJob(decoded, model, nursery, limits=limits, runtime=runtime)
         await handler.init(job)
         result = await handler.run(job)
-        if not handler.grades_in_sandbox:
-            await job.close_sandbox()
+        await ready_to_grade(handler, job)
         grade = await handler.evaluate(job, result)
         await job.close_sandbox()
         nursery.cancel_scope.cancel()

@@ -121,7 +121,7 @@ async def keeps_a_session_over_a_limit(runtime: SandboxRuntime) -> None:
             started_at = trio.current_time()
             result = await call(hang, limit_s=0.3)
             assert result.timed_out, result
-            assert 0.3 <= trio.current_time() - started_at < 20
+            assert 0.299 <= trio.current_time() - started_at < 20  # clocks count in floats
             result = await call(after)
             _same(result, 0, b"on\n")
             assert _untroubled(result), result

@@ -90,12 +90,16 @@ def scripted_engine(place: Path, script: Script) -> Iterator[str]:
 
 
 @contextmanager
-def daemon(place: Path, engine: str | None, *flags: str, settings: str = "") -> Iterator[Started]:
-    """``prorld serve`` on that engine, or its own, under these settings; ended by SIGTERM unless the test ended it."""
+def daemon(place: Path, engine: str | None, *flags: str, settings: str = "", warm: int = 0) -> Iterator[Started]:
+    """``prorld serve`` on that engine, or its own, under these settings; ended by SIGTERM unless the test ended it.
+
+    It keeps no warm sandboxes unless told to, so that what is there is of jobs.
+    """
     state = place / "state"
     tokenizer = write_byte_tokenizer(place / "tokenizer")
     config = place / "prorld.toml"
-    config.write_text(settings + ("" if engine is None else f'[policies.default]\ntokenizer = "{tokenizer}"\n'))
+    policy = "" if engine is None else f'[policies.default]\ntokenizer = "{tokenizer}"\n'
+    config.write_text(f"{settings}[warm]\ntotal = {warm}\n{policy}")
     command = [sys.executable, "-m", "prorld.cli", "serve", "--port", "0", "--log-format", "json"]
     command += ["--config", str(config), *([] if engine is None else ["--backend", f"vllm={engine}"]), *flags]
     with (

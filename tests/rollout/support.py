@@ -32,6 +32,9 @@ from prorld.rollout.life import World
 from prorld.rollout.looks import Looks
 from prorld.rollout.stages import Gates
 from prorld.rollout.supervisor import Supervisor, SupervisorLimits
+from prorld.sandbox.contract import SandboxSpec
+from prorld.sandbox.warm import WarmRuntime
+from prorld.sandbox.warm_plan import WarmRules
 from prorld.testing.byte_tokenizer import write_byte_tokenizer
 from prorld.testing.fake_backend import FakeBackend
 from prorld.testing.fake_sandbox import FakeRuntime
@@ -103,10 +106,13 @@ class Room:
         limits: SupervisorLimits | None = None,
         kept: KeptPolicies | None = None,
         rules: EngineRules | None = None,
+        warm: WarmRules | None = None,
     ) -> None:
         self.backends = list(backends) if backends is not None else [FakeBackend(Script())]
         self.runtime = runtime or FakeRuntime()
+        self.warm = None if warm is None else WarmRuntime(self.runtime, warm, boot_id="test")
         self.engines: dict[str, Backend] = {backend.url: backend for backend in self.backends}
+        self.expected: list[SandboxSpec] = []
         self.metrics = Metrics()
         self.pool = BackendPool({"vllm": lambda request: self.engines[request.url]}, self.metrics, rules=rules)
         self.kept = kept or KeptPolicies()
@@ -121,12 +127,13 @@ class Room:
         self.registry.add(FakeHandler())
         self.world = World(
             gates=self.gates,
-            runtime=self.runtime,
+            runtime=self.warm or self.runtime,
             models=Models(self.pool, self.book.gate),
             clock=clock,
             boot_id="test",
             verdicts=DEFAULT_VERDICTS,
             metrics=self.metrics,
+            expect=self.expected.append if self.warm is None else self.warm.expect,
         )
         self.supervisor = Supervisor(
             self.world, self.registry, policies=policies.names(), limits=limits or SupervisorLimits()
@@ -139,6 +146,8 @@ class Room:
         async with trio.open_nursery() as nursery:
             await nursery.start(self.pool.run)
             await nursery.start(self.policies.run)
+            if self.warm is not None:
+                await nursery.start(self.warm.keep)
             for backend in self.backends:
                 await self.pool.add(AddBackend(url=backend.url, kind="vllm"))
             await nursery.start(self.supervisor.run)
@@ -159,7 +168,7 @@ class Room:
 
     def assert_clean(self) -> None:
         """Nothing is left: no sandbox, no engine call, no lease, no place in a gate, nothing in a mailbox."""
-        assert not self.runtime.live, self.runtime.live
+        assert not [box for box in self.runtime.live.values() if box.job_id], self.runtime.live
         for backend in self.backends:
             assert not backend.live, backend.live
         for info in self.pool.list().items:

@@ -1,0 +1,111 @@
+"""Grading apart in real sandboxes: what a hostile rollout leaves behind does not reach its grader."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import msgspec
+import pytest
+
+from prorld.domain.messages import Message, user
+from prorld.domain.outcome import StopReason
+from prorld.errors import HandlerError
+from prorld.handlers import AgentHandler, Grade, JobContext, RunResult, SandboxSpec
+from prorld.sandbox.runtime import Runtime
+from prorld.testing.jobs import HandlerRun, run_handler
+
+SEEN = "pwd; ls -A; ls -A /tmp; jobs; alias; trap; declare -F; ls; true; echo $?; ps -e -o comm= 2>/dev/null | sort -u"
+
+
+class Deed(msgspec.Struct, frozen=True, kw_only=True):
+    """What the policy does in its sandbox, as a command."""
+
+    command: str
+
+
+class Patch(AgentHandler[Deed]):
+    """Its work is ``fix.diff``; the grade says what the grader sees."""
+
+    name = "patch"
+    instance_type = Deed
+    carried_files: ClassVar[tuple[str, ...]] = ("fix.diff",)
+    carry_bytes_max: ClassVar[int] = 100_000
+    seen = ""
+    found: bytes | None = None
+
+    def sandbox_spec(self, instance: Deed) -> SandboxSpec:
+        return SandboxSpec()
+
+    def grading_sandbox(self, instance: Deed) -> SandboxSpec:
+        return SandboxSpec()
+
+    def prompt(self, instance: Deed) -> Sequence[Message]:
+        return [user("Repair it.")]
+
+    async def run(self, job: JobContext[Deed]) -> RunResult:
+        await job.sandbox.bash(job.instance.command, limit_s=20.0)
+        return RunResult(stop=StopReason.FINISHED)
+
+    async def evaluate(self, job: JobContext[Deed], result: RunResult) -> Grade:
+        self.found = job.carried.get("fix.diff")
+        self.seen = (await job.sandbox.bash(SEEN)).text
+        return Grade(reward=float((await job.sandbox.bash("false")).exit_code))
+
+
+async def graded(runtime: Runtime, command: str) -> tuple[Patch, HandlerRun]:
+    handler = Patch()
+    run = await run_handler(handler, {"command": command}, turns=[], runtime=runtime)
+    assert runtime.list() == ()
+    return handler, run
+
+
+async def test_nothing_but_the_work_gets_across(runtime: Runtime) -> None:
+    """Functions, traps, aliases, background processes, files elsewhere: the grader sees what it sees after no work."""
+    clean, _ = await graded(runtime, "echo '+ right' > fix.diff")
+    tricks = (
+        "echo '+ right' > fix.diff; touch mark .hidden /tmp/mark; alias ls='echo fooled'; false() { return 0; }; "
+        "trap 'echo trapped' DEBUG EXIT; export PROMPT_COMMAND='echo fooled'; setsid sleep 1000 & sleep 1000 & "
+        "(while :; do touch mark; sleep 0.01; done) & ulimit -f 0"
+    )
+    hostile, run = await graded(runtime, tricks)
+    assert hostile.found == clean.found == b"+ right\n"
+    assert hostile.seen == clean.seen
+    assert "fix.diff" in hostile.seen
+    assert run.grade.reward == 1.0
+
+
+@pytest.mark.parametrize(
+    ("command", "found"),
+    [
+        ("true", None),
+        ("mkdir fix.diff", None),
+        ("ln -s /nowhere fix.diff", None),
+        ("echo secret > fix.diff; chmod 0 fix.diff", None),
+        ("ln -s /etc/hostname fix.diff; echo in-the-sandbox > other; ln -sf other fix.diff", b"in-the-sandbox\n"),
+        ("head -c 100000 /dev/zero > fix.diff", b"\0" * 100_000),
+    ],
+    ids=["nothing", "directory", "dangling link", "closed", "link", "as large as allowed"],
+)
+async def test_what_a_policy_may_leave(command: str, found: bytes | None, runtime: Runtime) -> None:
+    """What is not there as a file that can be read is left out, whatever is there instead."""
+    handler, run = await graded(runtime, command)
+    assert handler.found == found
+    assert run.grade.reward == 1.0
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["head -c 100001 /dev/zero > fix.diff", "truncate -s 900M fix.diff", "mkfifo fix.diff", "ln -s /dev/zero fix.diff"],
+    ids=["too large", "huge", "a pipe", "a device"],
+)
+async def test_what_is_refused(command: str, runtime: Runtime) -> None:
+    """What is too large, or would never end, is an error at once: nothing is cut, and nothing is graded."""
+    with pytest.RaisesGroup(HandlerError, flatten_subgroups=True) as caught:
+        await graded(runtime, command)
+    (error,) = caught.value.exceptions
+    while isinstance(error, BaseExceptionGroup):
+        (error,) = error.exceptions
+    assert isinstance(error, HandlerError)
+    assert error.stable_code == "carry_refused"
+    assert runtime.list() == ()
