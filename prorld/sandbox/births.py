@@ -134,8 +134,11 @@ class Birth:
             self._held.append(os.pidfd_open(pid))
 
 
-def begin_outside(wish: Wish) -> Birth:
-    """Begin a child beside the warden, under its limits where it has any; ``data`` are contents on descriptors."""
+def begin_outside(wish: Wish, libc: Libc) -> Birth:
+    """Begin a child beside the warden, under its limits and its filter where it has any.
+
+    ``data`` are contents that it finds on descriptors.
+    """
 
     def become(_: int) -> NoReturn:
         be_the_first_to_go()
@@ -143,6 +146,8 @@ def begin_outside(wish: Wish) -> Birth:
         os.chdir(wish.cwd)
         if wish.limits:
             lower_limits(wish.limits)
+        if wish.filter:
+            libc.give_up_privileges(wish.filter)
         _execute(wish)
 
     with contextlib.ExitStack() as stack:

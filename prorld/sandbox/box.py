@@ -18,7 +18,7 @@ from prorld.sandbox.link import Child
 from prorld.sandbox.memory import process_tree, resident_bytes
 from prorld.sandbox.python_session import PythonDialect
 from prorld.sandbox.session import Session, keep_empty
-from prorld.sandbox.wall import Build
+from prorld.sandbox.wall import Build, Holder
 from prorld.sandbox.warden_client import Warden
 from prorld.sandbox.watchdog import over_disk, over_memory
 
@@ -45,6 +45,7 @@ _ENVIRONMENT = {
 }
 # A file transfer must get through while the sandbox's own processes have used up their number.
 _SPARE_PROCESSES = 16
+_TELL_SECONDS = 3.0
 
 
 class Box:
@@ -64,6 +65,7 @@ class Box:
         self.job_id = job_id
         self.workdir = spec.workdir
         self._warden = warden
+        self._has_own_warden = False
         self._build: Build | None = None
         self._seccomp = seccomp
         self._limits = {
@@ -71,22 +73,24 @@ class Box:
         }
         self._made_at = trio.current_time()
         self._state: Literal["starting", "up", "closing"] = "starting"
-        self._holder: Child | None = None
+        self._holder: Holder | None = None
         self._bash: Session | None = None
         self._python: Session | None = None
         self._failure: SandboxError | None = None
         self._files = Files(self._spawn_helper, spec.workdir)
 
-    def hold(self, holder: Child, build: Build) -> None:
-        """Own the sandbox's outermost process from here on."""
+    def hold(self, holder: Holder, build: Build, *, warden: Warden | None = None) -> None:
+        """Own the sandbox's outermost process from here on; ``warden`` is the one within, where there is one."""
         self._holder, self._build = holder, build
+        self._warden, self._has_own_warden = warden or self._warden, warden is not None
         self.workdir = build.workdir
         self._files = Files(self._spawn_helper, build.workdir)
 
     async def furnish(self, nursery: trio.Nursery) -> None:
         """Bring the shell up. ``nursery`` lasts as long as the sandbox; the interpreter comes when it is asked for."""
         holder, build = await self._check_up(), self._made
-        nursery.start_soon(keep_empty, holder.tty, name=f"tty of {self.sandbox_id}")
+        if isinstance(holder, Child):
+            nursery.start_soon(keep_empty, holder.tty, name=f"tty of {self.sandbox_id}")
         if build.furnish:
             await self._put_furniture(build)
         make = partial(
@@ -128,7 +132,7 @@ class Box:
     @property
     def failure(self) -> SandboxError | None:
         """Why it was ended, where that was not its user's wish."""
-        return self._failure
+        return self._failure or (None if self._holder is None else self._holder.failure)
 
     def leave(self) -> None:
         """Take no calls from here on: the nursery that ``furnish`` was given is about to end."""
@@ -186,7 +190,7 @@ class Box:
         assert session is not None
         return session
 
-    async def _check_up(self) -> Child:
+    async def _check_up(self) -> Holder:
         if self._state == "closing" or self._holder is None or not self._holder.running:
             # Where one cancellation ends both the sandbox and its user, the user must not take that for an error.
             await trio.lowlevel.checkpoint_if_cancelled()
@@ -215,6 +219,7 @@ class Box:
     ) -> Child:
         holder, build = await self._check_up(), self._made
         if build.has_namespaces:
+            assert isinstance(holder, Child)
             shared = self.spec.network == "host"
             child = await self._warden.spawn(
                 argv,
@@ -226,20 +231,43 @@ class Box:
                 seccomp=self._seccomp,
             )
         else:
-            # The limit of processes would count those of all sandboxes, and of whatever else this user runs.
-            beside = {name: value for name, value in limits.items() if name != "processes"}
-            marked = {**env, **dict([build.marker.split("=", 1)])}
-            child = await self._warden.spawn(argv, env=marked, cwd=build.workdir, limits=beside)
+            child = await self._spawn_beside(argv, env, limits, holder=holder, build=build)
         if self._state == "closing":
             child.close()
             await self._check_up()
         return child
 
+    async def _spawn_beside(
+        self, argv: Sequence[str], env: Mapping[str, str], limits: Mapping[str, int], *, holder: Holder, build: Build
+    ) -> Child:
+        # The limit of processes would count those of all sandboxes, and of whatever else this user runs.
+        beside = {name: value for name, value in limits.items() if name != "processes"}
+        try:
+            return await self._warden.spawn(
+                argv,
+                env={**env, **dict([build.marker.split("=", 1)])} if build.marker else env,
+                cwd="/" if self._has_own_warden else build.workdir,
+                limits=beside,
+                seccomp=self._seccomp if build.filtered else b"",
+            )
+        except SandboxError as exc:
+            failure = exc
+        await self._blame_the_end(holder)
+        raise failure
+
+    async def _blame_the_end(self, holder: Holder) -> None:
+        """A warden within goes before it is told why: raise that, where it has gone."""
+        if self._has_own_warden and not self._warden.is_up:
+            with trio.move_on_after(_TELL_SECONDS):
+                await holder.wait()
+            await self._check_up()
+
     def _sessions(self) -> list[int]:
         pids = [session.pid for session in (self._bash, self._python) if session is not None]
-        return [pid for pid in pids if pid is not None]
+        # What a warden within calls its children means nothing here; they are below its first process.
+        return [pid for pid in pids if pid is not None and not self._has_own_warden]
 
-    def _roots(self, holder: Child) -> list[int]:
+    def _roots(self, holder: Holder) -> list[int]:
         """The processes that all others of the sandbox are below; the first is in its own file systems."""
         return [holder.first or holder.pid, *self._sessions()]
 

@@ -19,7 +19,7 @@ from prorld.sandbox.contract import Sandbox, SandboxInfo, SandboxSpec
 from prorld.sandbox.images.contract import Image, Images, PathImages
 from prorld.sandbox.link import Child
 from prorld.sandbox.seccomp import assemble
-from prorld.sandbox.wall import READY, Build, Request, Wall
+from prorld.sandbox.wall import READY, Build, Enclosing, Enclosure, Holder, Request, Wall
 from prorld.sandbox.warden_client import Warden
 
 __all__ = ["Runtime"]
@@ -97,6 +97,8 @@ class Runtime:
             del self._boxes[sandbox_id]
 
     async def _image(self, name: str) -> Image:
+        if isinstance(self._wall, Enclosing):
+            return await self._wall.resolve(name)
         return await self._images.resolve(name, unpacked=self._wall.unpacked)
 
     async def _live(self, box: Box, place: Path, image: Image | None, task_status: trio.TaskStatus[Sandbox]) -> None:
@@ -105,7 +107,7 @@ class Runtime:
         closing = afterwards(CLOSE_SECONDS, f"closing {box.sandbox_id}", box.end)
         async with closing, trio.open_nursery() as nursery:
             try:
-                holder = await self._hold(box, place, image)
+                holder = await self._hold(box, place, image, nursery)
                 await box.furnish(nursery)
                 nursery.start_soon(partial(box.mind, self._watch_lane), name=f"limits of {box.sandbox_id}")
                 task_status.started(box)
@@ -119,7 +121,7 @@ class Runtime:
         if failure is not None:
             raise failure
 
-    async def _hold(self, box: Box, place: Path, image: Image | None) -> Child:
+    async def _hold(self, box: Box, place: Path, image: Image | None, nursery: trio.Nursery) -> Holder:
         """Start the sandbox's first process and wait until the wall stands."""
         request = Request(
             spec=box.spec,
@@ -131,6 +133,10 @@ class Runtime:
         )
         with boundary(SandboxError, f"preparing {self.name}"):
             build: Build = await self._lane.run(self._wall.build, request)
+        if isinstance(self._wall, Enclosing):
+            enclosure: Enclosure = await nursery.start(partial(self._wall.enclose, request))
+            box.hold(enclosure.first, build, warden=enclosure.warden)
+            return enclosure.first
         holder = await self._warden.spawn(
             build.argv, env=build.env, data=build.data, helpers=build.helpers, marker=build.marker
         )

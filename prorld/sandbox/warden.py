@@ -141,7 +141,7 @@ class Warden:
 
     def _begin(self, wish: Wish) -> None:
         if wish.enter is None:
-            birth = begin_outside(wish)
+            birth = begin_outside(wish, self._libc)
         else:
             home = self._children.get(wish.enter)
             if home is None or home.first is None:

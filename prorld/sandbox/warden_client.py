@@ -25,7 +25,7 @@ from prorld.kit.cleanup import afterwards
 from prorld.sandbox.host import needed_paths
 from prorld.sandbox.link import Child, Link, receive
 
-__all__ = ["Warden", "run_warden"]
+__all__ = ["Warden", "import_places", "run_warden"]
 
 log: FilteringBoundLogger = structlog.get_logger()
 
@@ -194,8 +194,13 @@ def _user(wanted: tuple[int, int] | None) -> tuple[int, int]:
 
 def _boot_arguments() -> tuple[str, ...]:
     """The interpreter's arguments: isolated, without site, and with the two directories that hold what is imported."""
+    return ("-I", "-S", "-c", _BOOT, ":".join(import_places()))
+
+
+def import_places() -> tuple[str, ...]:
+    """The directories that hold what a warden imports beside the standard library."""
     places = {Path(__file__).resolve().parents[2]}
     found = find_spec("ptyprocess")
     if found is not None and found.origin is not None:
         places.add(Path(found.origin).resolve().parents[1])
-    return ("-I", "-S", "-c", _BOOT, ":".join(str(place) for place in sorted(places)))
+    return tuple(str(place) for place in sorted(places))

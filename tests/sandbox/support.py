@@ -11,6 +11,7 @@ import trio
 
 from prorld.errors import SandboxError
 from prorld.sandbox.apptainer import find_apptainer
+from prorld.sandbox.docker import Docker, find_docker
 
 BOOT_ID = "boot-of-the-test"
 
@@ -43,6 +44,11 @@ def descendants(pid: int) -> set[int]:
         found |= fresh
         todo += fresh
     return found
+
+
+def process_tree_of(pid: int) -> set[int]:
+    """A process and all below it."""
+    return {pid, *descendants(pid)}
 
 
 def directories(runtime_dir: Path) -> list[str]:
@@ -82,3 +88,15 @@ def real_image(kind: str) -> Path:
         pytest.skip("PRORLD_TEST_IMAGE names no image directory; scripts/test-real sandboxes makes one")
     place = Path(named)
     return place if kind == "directory" else place.with_suffix(".sif")
+
+
+def real_docker() -> tuple[Docker, str]:
+    """Docker and its image that has bash and Python; the test is skipped where none is named or no daemon answers."""
+    image = os.environ.get("PRORLD_TEST_DOCKER_IMAGE")
+    if not image:
+        pytest.skip("PRORLD_TEST_DOCKER_IMAGE names no image")
+    try:
+        find_docker()
+    except SandboxError as exc:
+        pytest.skip(exc.message)
+    return Docker(), image
