@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import closing
 from functools import partial
+from pathlib import Path
 from typing import Literal, TypeVar
 
 import trio
@@ -12,6 +13,7 @@ import trio
 from prorld.errors import SandboxError
 from prorld.kit.lanes import Lane
 from prorld.sandbox.bash import BashDialect
+from prorld.sandbox.cgroups import held_in, ran_out
 from prorld.sandbox.contract import CommandResult, SandboxInfo, SandboxSpec
 from prorld.sandbox.files import Files
 from prorld.sandbox.link import Child
@@ -22,7 +24,7 @@ from prorld.sandbox.wall import Build, Holder
 from prorld.sandbox.warden_client import Warden
 from prorld.sandbox.watchdog import over_disk, over_memory
 
-__all__ = ["Box"]
+__all__ = ["SPARE_PROCESSES", "Box"]
 
 T = TypeVar("T")
 
@@ -44,7 +46,7 @@ _ENVIRONMENT = {
     "DEBIAN_FRONTEND": "noninteractive",
 }
 # A file transfer must get through while the sandbox's own processes have used up their number.
-_SPARE_PROCESSES = 16
+SPARE_PROCESSES = 16
 _TELL_SECONDS = 3.0
 
 
@@ -65,6 +67,7 @@ class Box:
         self.job_id = job_id
         self.workdir = spec.workdir
         self._warden = warden
+        self.cgroup: Path | None = None
         self._has_own_warden = False
         self._build: Build | None = None
         self._seccomp = seccomp
@@ -132,6 +135,9 @@ class Box:
     @property
     def failure(self) -> SandboxError | None:
         """Why it was ended, where that was not its user's wish."""
+        if self._failure is None and self.cgroup is not None and ran_out(self.cgroup):
+            words = f"sandbox {self.sandbox_id} held more memory than its limit, and the kernel ended it"
+            self._failure = SandboxError(words, code="sandbox_out_of_memory", retryable=False)
         return self._failure or (None if self._holder is None else self._holder.failure)
 
     def leave(self) -> None:
@@ -206,7 +212,7 @@ class Box:
         return await self._enter(argv, {**_ENVIRONMENT, **self._made.session_env}, self._limits)
 
     async def _spawn_helper(self, argv: Sequence[str]) -> Child:
-        limits = {**self._limits, "processes": self._limits["processes"] + _SPARE_PROCESSES}
+        limits = {**self._limits, "processes": self._limits["processes"] + SPARE_PROCESSES}
         return await self._enter(argv, {"PATH": self._made.session_env["PATH"], "LANG": "C.UTF-8"}, limits)
 
     async def _enter(
@@ -229,6 +235,7 @@ class Box:
                 furnish=furnish,
                 limits=limits,
                 seccomp=self._seccomp,
+                cgroup=self.cgroup,
             )
         else:
             child = await self._spawn_beside(argv, env, limits, holder=holder, build=build)
@@ -249,6 +256,7 @@ class Box:
                 cwd="/" if self._has_own_warden else build.workdir,
                 limits=beside,
                 seccomp=self._seccomp if build.filtered else b"",
+                cgroup=self.cgroup,
             )
         except SandboxError as exc:
             failure = exc
@@ -272,6 +280,9 @@ class Box:
         return [holder.first or holder.pid, *self._sessions()]
 
     def _rss_bytes(self) -> int:
-        """A sample: the resident pages of its processes, those it shares counted for each."""
+        """What its cgroup counts; elsewhere the resident pages of its processes, those it shares counted for each."""
+        held = None if self.cgroup is None else held_in(self.cgroup)
+        if held is not None:
+            return held
         roots = [] if self._holder is None else self._roots(self._holder)
         return resident_bytes(process_tree(roots) or [])

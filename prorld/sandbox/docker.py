@@ -138,6 +138,10 @@ class Docker:
             raise SandboxError(words, code="no_image", retryable=False)
         self._network.check(spec.network)
 
+    async def greet(self) -> None:
+        """Raise ``SandboxError`` where docker's daemon does not answer."""
+        await self._cli.run("version", "--format", "{{.Server.Version}}")
+
     async def resolve(self, name: str) -> Image:
         """The image that the docker daemon has under this name."""
         if name.startswith("-"):

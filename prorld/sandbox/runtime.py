@@ -8,13 +8,16 @@ from functools import partial
 from pathlib import Path
 
 import msgspec
+import structlog
 import trio
+from structlog.typing import FilteringBoundLogger
 
 from prorld.errors import SandboxError, boundary
 from prorld.kit.cleanup import afterwards
 from prorld.kit.lanes import Lane
 from prorld.sandbox import reaper
-from prorld.sandbox.box import Box
+from prorld.sandbox.box import SPARE_PROCESSES, Box
+from prorld.sandbox.cgroups import Subtree, end_cgroup
 from prorld.sandbox.contract import Sandbox, SandboxInfo, SandboxSpec
 from prorld.sandbox.images.contract import Image, Images, PathImages
 from prorld.sandbox.link import Child
@@ -23,6 +26,8 @@ from prorld.sandbox.wall import READY, Build, Enclosing, Enclosure, Holder, Requ
 from prorld.sandbox.warden_client import Warden
 
 __all__ = ["Runtime"]
+
+log: FilteringBoundLogger = structlog.get_logger()
 
 BOOT_SECONDS = 30.0
 CLOSE_SECONDS = 10.0
@@ -34,7 +39,7 @@ _RESERVED = ("/bin", "/boot", "/dev", "/etc", "/lib", "/lib64", "/proc", "/run",
 class Runtime:
     """Sandboxes of one kind. ``warden`` starts their processes, ``runtime_dir`` holds their scratch.
 
-    ``default_image`` is that of tasks that name none.
+    ``default_image`` is that of tasks that name none; in ``cgroups`` each sandbox gets one of its own.
     """
 
     def __init__(
@@ -46,7 +51,9 @@ class Runtime:
         boot_id: str,
         images: Images | None = None,
         default_image: str | None = None,
+        cgroups: Subtree | None = None,
     ) -> None:
+        self._cgroups = cgroups
         self._default_image = default_image
         self._wall = wall
         self._warden = warden
@@ -89,6 +96,8 @@ class Runtime:
                 place = await self._lane.run(reaper.make_place, self._runtime_dir, self._boot_id, sandbox_id)
 
             async def remove() -> None:
+                if box.cgroup is not None and not await self._lane.run(end_cgroup, box.cgroup):
+                    log.warning("sandbox.left", place=str(box.cgroup))
                 await self._lane.run(reaper.remove_place, place)
 
             async with afterwards(CLOSE_SECONDS, f"removing the files of {sandbox_id}", remove):
@@ -137,8 +146,9 @@ class Runtime:
             enclosure: Enclosure = await nursery.start(partial(self._wall.enclose, request))
             box.hold(enclosure.first, build, warden=enclosure.warden)
             return enclosure.first
+        cgroup = await self._cgroup(box)
         holder = await self._warden.spawn(
-            build.argv, env=build.env, data=build.data, helpers=build.helpers, marker=build.marker
+            build.argv, env=build.env, data=build.data, helpers=build.helpers, marker=build.marker, cgroup=cgroup
         )
         box.hold(holder, build)
         with boundary(SandboxError, "making the sandbox's directory"):
@@ -148,6 +158,21 @@ class Runtime:
                 return holder
             raise SandboxError(f"{self.name}: {await _last_words(holder)}")
         raise SandboxError(f"{self.name} did not come up in {BOOT_SECONDS:.0f} s")
+
+    async def _cgroup(self, box: Box) -> Path | None:
+        """The cgroup of a sandbox, where there can be one, with its limits."""
+        if self._cgroups is None:
+            return None
+        limits = box.spec.limits
+        files = {
+            "memory.max": limits.memory_bytes,
+            "memory.swap.max": 0,
+            "memory.oom.group": 1,
+            "pids.max": limits.processes + SPARE_PROCESSES,
+        }
+        with boundary(SandboxError, "making the sandbox's cgroup"):
+            box.cgroup = await self._lane.run(self._cgroups.make, box.sandbox_id, files)
+        return box.cgroup
 
 
 async def _last_words(holder: Child) -> str:

@@ -143,6 +143,10 @@ class Enclosure(msgspec.Struct, frozen=True, kw_only=True):
 class Enclosing(Protocol):
     """A wall that nobody enters from outside: it brings a warden within, and has images of its own."""
 
+    async def greet(self) -> None:
+        """Raise ``SandboxError`` where what makes it does not answer."""
+        ...
+
     async def resolve(self, name: str) -> Image:
         """The image of this name. Raises ``SandboxError``."""
         ...
