@@ -35,7 +35,9 @@ LOOK_SECONDS = 2.0  # without a word, before docker is asked whether the contain
 END_SECONDS = 9.0
 DEATH_SECONDS = 2.0
 _RECENTLY = "60s"
-_ASK_MAX = 4
+_EVENT = '{{.Action}} {{index .Actor.Attributes "exitCode"}}'
+_KILLED = "die 137"
+_ASK_MAX = 10
 _ASK_PAUSE_SECONDS = 0.1
 _REMOVE_PAUSE_SECONDS = 0.05
 _PEER = struct.Struct("iII")  # pid, uid, gid
@@ -61,6 +63,7 @@ class FirstProcess:
         self.pid = pid
         self.first = pid
         self.failure: SandboxError | None = None
+        self.killed = False  # from here
         self._held = os.pidfd_open(pid)
         self._gone = trio.Event()
 
@@ -69,9 +72,12 @@ class FirstProcess:
         """Whether its end has not been told."""
         return not self._gone.is_set()
 
-    async def see_end(self) -> None:
-        """Wait for its end; the kernel ends all others of its namespace before."""
-        await trio.lowlevel.wait_readable(self._held)
+    async def seen_to_end(self) -> bool:
+        """Whether it ends in time; the kernel ends all others of its namespace before."""
+        with trio.move_on_after(DEATH_SECONDS):
+            await trio.lowlevel.wait_readable(self._held)
+            return True
+        return False
 
     def tell(self, failure: SandboxError | None) -> None:
         """Let everybody know that it has ended, and why."""
@@ -87,6 +93,7 @@ class FirstProcess:
         """End it at once, where it is ours to signal; the end of its socket does it elsewhere."""
         if not self.running:
             return
+        self.killed = True
         with suppress(ProcessLookupError, PermissionError):
             signal.pidfd_send_signal(self._held, signal.SIGKILL)
 
@@ -136,8 +143,7 @@ async def _keep(
             sock.close()  # the warden in there reads end of file, should it not be ours to kill
             if first.running:
                 first.kill()
-                with trio.move_on_after(DEATH_SECONDS):
-                    await first.see_end()
+                await first.seen_to_end()
             await link.bury()
             first.close()
 
@@ -151,9 +157,10 @@ async def _keep(
                     task_status.started(Enclosure(warden=warden, first=first))
                     await link.listen()
                     warden.attach(None)
-                    first.kill()
-                    await first.see_end()
-                    first.tell(await why())
+                    if not await first.seen_to_end():
+                        first.kill()
+                        await first.seen_to_end()
+                    first.tell(None if first.killed else await why())
                     nursery.cancel_scope.cancel("the container is gone")
             finally:
                 warden.attach(None)
@@ -207,13 +214,21 @@ async def _hear_ready(sock: trio.socket.SocketType) -> None:
 
 
 async def _why(cli: Cli, name: str) -> SandboxError | None:
-    """Why a container ended by itself, where docker knows more than that. Each call is bounded, and so are they all."""
-    asking = ["--filter", f"container={name}", "--filter", "event=oom", "--format", "{{.Action}}"]
+    """Why a container that nobody here has killed has ended. Each call is bounded, and so are they all.
+
+    Docker misses the kernel's notice of a lack of memory where the container goes with it. But its first process can't
+    be killed from within, so a kill that nobody asked docker for is the kernel's as well.
+    """
+    asking = ["--filter", f"container={name}", "--format", _EVENT]
     with suppress(SandboxError):
         for _ in range(_ASK_MAX):
-            if (await cli.run("events", "--since", _RECENTLY, "--until", "0s", *asking)).strip():
+            said = (await cli.run("events", "--since", _RECENTLY, "--until", "0s", *asking)).splitlines()
+            events = {line.strip() for line in said}
+            if "oom" in events or (_KILLED in events and "kill" not in events):
                 words = "the sandbox held more memory than its limit, and the kernel ended it"
                 return SandboxError(words, code="sandbox_out_of_memory", retryable=False)
+            if any(event.startswith("die") for event in events):
+                return None
             await trio.sleep(_ASK_PAUSE_SECONDS)  # docker hears of it from others
     return None
 

@@ -236,7 +236,7 @@ async def test_a_container_that_is_removed_by_others(containers: DockerCli, ward
     runtime = Runtime(wall, warden, runtime_dir=runtime_dir, boot_id=BOOT_ID, default_image=image)
     with pytest.RaisesGroup(pytest.RaisesExc(SandboxError, match="ended by itself|gone")):
         async with open_sandbox(runtime, sandbox_id="s1"):
-            await containers.call("kill", f"prorld-{BOOT_ID}-s1")
+            await containers.run("kill", f"prorld-{BOOT_ID}-s1")
             with trio.fail_after(10):
                 await trio.sleep_forever()
 
