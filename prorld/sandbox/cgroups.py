@@ -81,7 +81,7 @@ class Subtree:
             for above in (self._parent, self._place):
                 (above / "cgroup.subtree_control").write_text(" ".join(f"+{name}" for name in self._controllers))
             # Who moves needs the right to write here, too, since it is above both ends.
-            self._give(self._place / _PROCESSES)
+            self._give(self._place)
         except OSError:
             with suppress(OSError):
                 _move_to(self._parent)
@@ -98,15 +98,17 @@ class Subtree:
             for name, value in limits.items():
                 if name.split(".", 1)[0] in self._controllers:
                     (place / name).write_text(str(value))
-            self._give(place / _PROCESSES)
+            self._give(place)
         except OSError:
             place.rmdir()
             raise
         return place
 
-    def _give(self, path: Path) -> None:
+    def _give(self, place: Path) -> None:
+        """Let the warden's user move processes to a cgroup, and do nothing else there, whatever the umask."""
+        place.chmod(0o755)
         if os.geteuid() == 0:
-            os.chown(path, *self._user)
+            os.chown(place / _PROCESSES, *self._user)
 
 
 def end_cgroup(place: Path) -> bool:

@@ -36,6 +36,7 @@ _LABEL = "prorld.scratch"  # the directory whose sandboxes they are; who still h
 _LABEL_BOOT = "prorld.boot"
 # The warden, and a file transfer when the sandbox's own processes have used up their number.
 _SPARE_PROCESSES = 32
+_WARDEN_BYTES = 32 << 20
 # What it takes to give a directory away and to become its user; gone with that.
 _CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "SETGID", "SETUID")
 
@@ -55,7 +56,7 @@ def docker_argv(
 ) -> list[str]:  # fmt: skip
     """The arguments that make a container. ``command`` is its first process; it finds its socket in ``link_dir``."""
     limits = spec.limits
-    memory = str(limits.memory_bytes)
+    memory = str(limits.memory_bytes + _WARDEN_BYTES)
     argv = ["run", "--detach", "--rm", "--init=false", "--pull", "never", "--name", name, "--hostname", "sandbox"]
     for label, value in labels.items():
         argv += ["--label", f"{label}={value}"]

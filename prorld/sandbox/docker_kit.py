@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import stat
 import sys
 import tempfile
 from collections.abc import Iterable
@@ -94,13 +95,16 @@ def _fill(base: Path, closure: _Closure, places: Iterable[str]) -> Kit:
     loader = next((name for name in closure.mapped if Path(name).name.startswith("ld")), None)
     place = base / hashlib.sha256(repr(stamps).encode()).hexdigest()[:16]
     kit = Kit(place=place, version=closure.version, loader=loader is not None)
-    if place.is_dir():
-        return kit
     base.mkdir(mode=0o755, parents=True, exist_ok=True)
+    _check_ours(base)
+    if place.is_dir():
+        _check_ours(place)
+        return kit
     fresh = Path(tempfile.mkdtemp(prefix=".", dir=base))
     try:
         _copy_all(fresh, closure, places, loader)
-        fresh.chmod(0o755)
+        for directory in (fresh, *fresh.rglob("*/")):  # whatever the umask
+            directory.chmod(0o755)
         fresh.rename(place)
     except OSError:
         if not place.is_dir():  # nobody was faster
@@ -109,6 +113,13 @@ def _fill(base: Path, closure: _Closure, places: Iterable[str]) -> Kit:
         if fresh.is_dir():
             shutil.rmtree(fresh, ignore_errors=True)
     return kit
+
+
+def _check_ours(place: Path) -> None:
+    """What lies there is run as root in containers: nobody else may have put it there."""
+    found = place.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o022:
+        raise SandboxError(f"{place} can be written by others", retryable=False)
 
 
 def _copy_all(kit: Path, closure: _Closure, places: Iterable[str], loader: str | None) -> None:

@@ -116,6 +116,7 @@ DAEMON = textwrap.dedent("""
     from prorld.testing.sandbox_contract import open_sandbox
 
     async def main():
+        os.umask(0o077)
         tree = Path(sys.argv[1])
         (tree / "cgroup.procs").write_text("0")
         user = (65534, 65534) if os.getuid() == 0 else (os.getuid(), os.getgid())

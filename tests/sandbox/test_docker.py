@@ -47,7 +47,8 @@ def test_a_container_has_nothing_that_it_does_not_need() -> None:
     assert after(argv, "--cap-drop") == ["ALL"]
     assert "SYS_ADMIN" not in after(argv, "--cap-add")
     assert after(argv, "--security-opt") == ["no-new-privileges"]
-    assert after(argv, "--memory") == after(argv, "--memory-swap") == [str(1 << 30)]
+    assert after(argv, "--memory") == after(argv, "--memory-swap")
+    assert 1 << 30 < int(after(argv, "--memory")[0]) < (1 << 30) + (64 << 20)  # the warden's own comes on top
     assert 100 < int(after(argv, "--pids-limit")[0]) < 150
     assert all(mount.endswith(",readonly") for mount in after(argv, "--mount"))
     assert not {"--volume", "-v", "--privileged", "--pid"} & set(argv)
@@ -147,6 +148,7 @@ async def test_the_kit_suffices(tmp_path: Path) -> None:
     """The copied interpreter runs what a container's first process imports, from its own files and no others."""
     kit = await make_kit(tmp_path / "kits", Lane("test", 1))
     assert await make_kit(tmp_path / "kits", Lane("test", 1)) == kit
+    assert all(path.stat().st_mode & 0o005 == 0o005 for path in kit.place.rglob("*/"))
     assert [path.name for path in (tmp_path / "kits").iterdir()] == [kit.place.name]
     command = [word.replace("/.prorld", str(kit.place)) for word in kit_command(kit, [])]
     code = command.index("-c") + 1
@@ -161,6 +163,18 @@ async def test_the_kit_suffices(tmp_path: Path) -> None:
     assert len(names) > 20
     assert [name for name in names if not name.startswith(str(kit.place))] == []
     assert not list(kit.place.rglob("daemon*"))
+
+
+async def test_a_kit_of_others_is_not_used(tmp_path: Path) -> None:
+    """A directory that others can write may hold anybody's interpreter."""
+    base = tmp_path / "kits"
+    kit = await make_kit(base, Lane("test", 1))
+    for place in (kit.place, base):
+        place.chmod(0o777)
+        with pytest.raises(SandboxError, match="can be written by others"):
+            await make_kit(base, Lane("test", 1))
+        place.chmod(0o755)
+    assert await make_kit(base, Lane("test", 1)) == kit
 
 
 # --- on a real daemon -------------------------------------------------------------------------------------------------
@@ -216,6 +230,16 @@ async def test_a_fork_bomb_and_a_memory_bomb(containers: DockerCli, warden: Ward
     (error,) = leaves(caught.value)
     assert isinstance(error, SandboxError)
     assert error.stable_code == "sandbox_out_of_memory", error
+
+
+@pytest.mark.real
+@pytest.mark.slow
+async def test_little_memory(containers: DockerCli, warden: Warden, runtime_dir: Path) -> None:
+    """The smallest sandbox that there can be has room for the warden in it."""
+    wall, image = real_docker()
+    runtime = Runtime(wall, warden, runtime_dir=runtime_dir, boot_id=BOOT_ID, default_image=image)
+    async with open_sandbox(runtime, SandboxSpec(limits=SandboxLimits(memory_bytes=16 << 20))) as sandbox:
+        assert (await sandbox.bash("echo on")).output == b"on\n"
 
 
 @pytest.mark.real
