@@ -94,12 +94,13 @@ async def start_sampling(
 
 @dataclass(frozen=True, kw_only=True)
 class Sandboxes:
-    """What makes sandboxes. ``lacking`` is why none can be made."""
+    """What makes sandboxes. ``lacking`` is why none can be made; with ``cgroups`` each has one of its own."""
 
     warden: Warden
     runtime: SandboxRuntime
     lacking: str | None
     is_root: bool
+    cgroups: bool
 
 
 async def start_sandboxes(
@@ -120,7 +121,14 @@ async def start_sandboxes(
     host = SandboxHost(runtime_dir=scratch, boot_id=boot_id, user=user)
     await _reap(host, lane, wall)
     runtime = await _runtime(config, core, warden, host, wall, cgroups)
-    return Sandboxes(warden=warden, runtime=runtime, lacking=lacking, is_root=user is not None)
+    return Sandboxes(
+        warden=warden,
+        runtime=runtime,
+        lacking=lacking,
+        is_root=user is not None,
+        # docker's containers have those that it makes itself, and a plugin's runtime is not ours to know
+        cgroups=cgroups is not None and wall is not None and not isinstance(wall, Enclosing),
+    )
 
 
 def _open_cgroups(boot_id: str, user: tuple[int, int] | None) -> Subtree | None:
