@@ -115,12 +115,15 @@ async def keep_container(
     """Keep a container until cancelled or gone; hands out the warden in it. Raises ``SandboxError``."""
     socket_path = request.place / "link" / Path(LINK).name
     async with afterwards(END_SECONDS, f"removing container {name}", partial(_remove, cli, name)):
-        with _listen(socket_path) as listener:
+        with boundary(SandboxError, f"making the socket of {name}"):
+            listener = _listen(socket_path)
+        with listener:
             # Cut off half-way, it would leave a container that docker is still about to make.
             with shielded(START_SECONDS, f"making container {name}"):
                 await cli.run(*argv)
             near = await _accept(cli, listener, name)
-        socket_path.unlink(missing_ok=True)
+        with suppress(OSError):  # nobody listens there any more, and it goes with its directory
+            socket_path.unlink()
         await _keep(partial(_why, cli, name), request, near, task_status)
 
 
@@ -149,7 +152,8 @@ async def _keep(
 
         async with afterwards(END_SECONDS, "ending a container", end):
             await _hear_ready(sock)
-            reaper.name_process(request.place, first.pid)
+            with boundary(SandboxError, f"putting {request.sandbox_id} on record"):
+                reaper.name_process(request.place, first.pid)
             warden.attach(link)
             try:
                 async with trio.open_nursery() as nursery:

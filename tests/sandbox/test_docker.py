@@ -136,6 +136,30 @@ async def test_only_containers_of_the_dead_are_swept(fake_docker: Path, tmp_path
     assert f"label=prorld.scratch={tmp_path}" in asked[0]
 
 
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        ("echo 'docker: out of names.' >&2; exit 125", "out of names"),
+        ("[ $1 = container ] && echo exited; exit 0", "ended before its warden was up"),
+    ],
+)
+async def test_a_container_that_does_not_come_up(
+    answer: str, words: str, tmp_path: Path, warden: Warden, runtime_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What docker says comes out bare, a container that ends at once is not waited for, and it is removed."""
+    monkeypatch.setattr("prorld.sandbox.docker_container.LOOK_SECONDS", 0.05)
+    program = tmp_path / "docker"
+    program.write_text(
+        f"#!/bin/sh\necho $* >> {tmp_path}/asked\ncase $1 in image) echo '{{}}' ;; rm) exit 0 ;; *) {answer} ;; esac\n"
+    )
+    program.chmod(0o755)
+    runtime = Runtime(Docker(str(program)), warden, runtime_dir=runtime_dir, boot_id=BOOT_ID, default_image="img")
+    with pytest.raises(SandboxError, match=words):
+        await runtime.run(SandboxSpec(), sandbox_id="s", job_id="j")
+    assert (tmp_path / "asked").read_text().splitlines()[-1] == f"rm --force --volumes prorld-{BOOT_ID}-s"
+    assert runtime.list() == ()
+
+
 async def test_no_docker(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where there is no program it is said so."""
     monkeypatch.setenv("PATH", "/nowhere")
