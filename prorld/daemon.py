@@ -154,7 +154,7 @@ async def _serve(
     core.start_soon(conditions.watch, health, disk, name="health")
     views = Views(
         boot_id=boot_id, supervisor=supervisor, pool=sampling.pool, registry=registry, runtime=sandboxes.runtime,
-        book=sampling.book, metrics=metrics, lag=lag, health=health,
+        book=sampling.book, metrics=metrics, lag=lag, health=health, cgroups=sandboxes.cgroups,
     )  # fmt: skip
     service = Service(
         config=config, supervisor=supervisor, health=health, notifier=notifier, ages=ages, outside=outside

@@ -33,21 +33,23 @@ from prorld.inference.rescoring import Scorer
 from prorld.kit.lanes import Lane
 from prorld.metrics import Metrics
 from prorld.ops.users import sandbox_user
+from prorld.ops.walls import wall_of
 from prorld.rollout.audit import Auditor
 from prorld.rollout.clock import SystemClock
 from prorld.rollout.life import World
 from prorld.rollout.looks import Looks
 from prorld.rollout.supervisor import Supervisor, SupervisorLimits
 from prorld.sandbox import reaper
+from prorld.sandbox.cgroups import Subtree, find_delegation, reap_cgroups
 from prorld.sandbox.contract import SandboxRuntime
 from prorld.sandbox.images.apptainer import find_apptainer
 from prorld.sandbox.images.contract import Images
 from prorld.sandbox.images.store import ImageStore
-from prorld.sandbox.kinds import DEFAULT as DEFAULT_RUNTIME
-from prorld.sandbox.kinds import KINDS, WallSettings, make_wall
-from prorld.sandbox.probe import check_bubblewrap
+from prorld.sandbox.kinds import KINDS
+from prorld.sandbox.probe import check_wall
 from prorld.sandbox.registry import SandboxHost, run_runtime, runtime_factory
 from prorld.sandbox.runtime import Runtime
+from prorld.sandbox.wall import Enclosing, Wall
 from prorld.sandbox.warden_client import Warden, run_warden
 from prorld.sandbox.warm import WarmRuntime
 from prorld.sandbox.warm_plan import WarmRules
@@ -98,12 +100,13 @@ async def start_sampling(
 
 @dataclass(frozen=True, kw_only=True)
 class Sandboxes:
-    """What makes sandboxes. ``lacking`` is why none can be made."""
+    """What makes sandboxes. ``lacking`` is why none can be made; with ``cgroups`` each has one of its own."""
 
     warden: Warden
     runtime: WarmRuntime
     lacking: str | None
     is_root: bool
+    cgroups: bool
 
 
 async def start_sandboxes(
@@ -118,21 +121,57 @@ async def start_sandboxes(
         scratch, images = scratch_dir(loaded), _image_store(loaded, user)
         await images.prepare()
         exposed = [str(reaper.make_base(scratch)), str(images.directory), *_program_places(config)]
+        cgroups = await lane.run(_open_cgroups, boot_id, user)
         warden = await core.start(partial(run_warden, user=user, exposed=exposed), name="warden")
-        lacking = await check_bubblewrap(user=user) if config.sandbox.runtime == DEFAULT_RUNTIME else None
+        wall = wall_of(config.sandbox, config.sandbox.runtime, hide) if config.sandbox.runtime in KINDS else None
+        lacking = None if wall is None else await check_wall(wall, user=user, image=config.sandbox.image, images=images)
     host = SandboxHost(runtime_dir=scratch, boot_id=boot_id, user=user)
-    await _reap(host, lane)
-    runtime = await _runtime(config, core, warden, host, images, hide)
+    await _reap(host, lane, wall)
+    runtime = await _runtime(config, core, warden, host, images, wall, cgroups)
     # Where none can be made, none is tried in advance: the jobs say why.
     rules = WarmRules(total=0) if lacking else msgspec.convert(config.warm, WarmRules, from_attributes=True)
     warm = WarmRuntime(runtime, rules, boot_id=boot_id, starts_max=config.sandbox.starts_max, metrics=metrics)
-    return Sandboxes(warden=warden, runtime=warm, lacking=lacking, is_root=user is not None)
+    return Sandboxes(
+        warden=warden,
+        runtime=warm,
+        lacking=lacking,
+        is_root=user is not None,
+        # docker's containers have those that it makes itself, and a plugin's runtime is not ours to know
+        cgroups=cgroups is not None and wall is not None and not isinstance(wall, Enclosing),
+    )
 
 
-async def _reap(host: SandboxHost, lane: Lane) -> None:
+def _open_cgroups(boot_id: str, user: tuple[int, int] | None) -> Subtree | None:
+    """Before the warden is started, so that it comes along; the daemon goes on without where nothing is delegated."""
+    found = find_delegation()
+    if found.place is None or found.lacking is not None:
+        return None
+    reap_cgroups(found.place)
+    owner = user or (os.getuid(), os.getgid())
+    cgroups = Subtree(found.place, boot_id, user=owner, controllers=found.controllers)
+    try:
+        cgroups.open()
+    except OSError as exc:
+        log.warning("daemon.undelegated", place=str(found.place), error=str(exc))
+        return None
+    return cgroups
+
+
+async def _reap(host: SandboxHost, lane: Lane, wall: Wall | None) -> None:
     reaped = await lane.run(partial(reaper.reap, host.runtime_dir, boot_id=host.boot_id))
-    if reaped.directories:
-        log.warning("daemon.reaped", directories=reaped.directories, processes=reaped.processes)
+    containers = await _reap_enclosures(wall, host)
+    if reaped.directories or containers:
+        found = msgspec.structs.asdict(reaped)
+        log.warning("daemon.reaped", **found, containers=containers)
+
+
+async def _reap_enclosures(wall: Wall | None, host: SandboxHost) -> int:
+    if wall is None or not isinstance(wall, Enclosing):
+        return 0
+    try:
+        return await wall.reap(host.runtime_dir, boot_id=host.boot_id)
+    except SandboxError:  # what does not answer is told as what is lacking
+        return 0
 
 
 def _program_places(config: Config) -> list[str]:
@@ -151,18 +190,18 @@ def _image_store(loaded: Loaded, user: tuple[int, int] | None) -> ImageStore:
 
 
 async def _runtime(
-    config: Config, core: trio.Nursery, warden: Warden, host: SandboxHost, images: Images, hide: Sequence[str]
+    config: Config,
+    core: trio.Nursery,
+    warden: Warden,
+    host: SandboxHost,
+    images: Images,
+    wall: Wall | None,
+    cgroups: Subtree | None,
 ) -> SandboxRuntime:
-    chosen = config.sandbox
-    if chosen.runtime in KINDS:
-        settings = WallSettings(
-            hide=hide, socket_dir=None if chosen.socket_dir is None else Path(chosen.socket_dir),
-            host_network=chosen.host_network, apptainer=chosen.apptainer, allow_unisolated=chosen.allow_unisolated,
-        )  # fmt: skip
-        wall = make_wall(chosen.runtime, settings)
+    if wall is not None:
         return Runtime(
-            wall, warden,
-            runtime_dir=host.runtime_dir, boot_id=host.boot_id, images=images, default_image=chosen.image,
+            wall, warden, runtime_dir=host.runtime_dir, boot_id=host.boot_id, images=images,
+            default_image=config.sandbox.image, cgroups=cgroups,
         )  # fmt: skip
     factory = runtime_factory(config.sandbox.runtime)
     with trio.fail_after(config.timeouts.boot_s):

@@ -55,6 +55,7 @@ EVENTS: Mapping[str, str] = {
     "daemon.reloaded": "the configuration was read again: what changed, and what needs a restart to change",
     "daemon.root": "started as root; sandboxes run as somebody else",
     "daemon.started": "ready: address, boot id, state directory",
+    "daemon.undelegated": "the delegated cgroup can't be used: sandboxes go without one",
     "engine.absent": "the embedded engine can't be started here",
     "engine.died": "the embedded engine ended by itself; it is started again within a bound",
     "engine.exited": "the process of the embedded engine ended",

@@ -13,7 +13,7 @@ from prorld.cli.exits import Exit
 from prorld.cli.output import Style, clean, say, say_json, style_for
 
 if TYPE_CHECKING:
-    from prorld.ops.doctor import Finding
+    from prorld.ops.findings import Finding
 
 SUMMARY = "check this machine, with cures"
 
@@ -23,9 +23,10 @@ _MARK = {"ok": ("ok  ", "green"), "warn": ("warn", "yellow"), "fail": ("FAIL", "
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.description = (
-        "Checks interpreter, descriptors, state directory, disk, address, user namespaces, a real sandbox, the\n"
-        "embedded engine and the engines of the configuration: one line each, with the cure. Takes the flags of\n"
-        "`prorld serve` and needs no running daemon. Exit 1 when something that is needed is broken."
+        "Checks interpreter, descriptors, state directory, disk, address, what each kind of sandbox needs of this\n"
+        "machine, one real sandbox of each kind that is there, the embedded engine and the engines of the\n"
+        "configuration: one line each, with the cure. Takes the flags of `prorld serve` and needs no running daemon.\n"
+        "Exit 1 when something that is needed is broken; kinds of sandboxes that are not chosen are only told of."
     )
     parser.epilog = epilog(
         ("prorld doctor", "this machine, with the defaults"),
@@ -43,9 +44,15 @@ def run(args: argparse.Namespace) -> int:
     from prorld.cli.running import run_trio
     from prorld.ops.doctor import examine
     from prorld.ops.users import sandbox_user
-    from prorld.sandbox.probe import check_bubblewrap
+    from prorld.ops.walls import wall_of
+    from prorld.sandbox.probe import check_wall
 
-    probe = partial(check_bubblewrap, user=sandbox_user(loaded.config.sandbox.user))
+    chosen, user = loaded.config.sandbox, sandbox_user(loaded.config.sandbox.user)
+
+    async def probe(kind: str) -> str | None:
+        image = chosen.image if kind == chosen.runtime else None
+        return await check_wall(wall_of(chosen, kind), user=user, image=image)
+
     findings = run_trio(partial(examine, loaded.config, loaded.state_dir, sandbox=probe))
     if args.json:
         say_json(findings)

@@ -136,7 +136,7 @@ class Sandbox(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         str,
         Meta(
             pattern=r"^[a-z][a-z0-9_-]{0,63}$",
-            description="What makes sandboxes: `bubblewrap`, `apptainer`, `local`, or a plugin's runtime by its name.",
+            description="What makes them: `bubblewrap`, `apptainer`, `docker`, `local`, or a plugin's, by its name.",
         ),
     ] = "bubblewrap"
     image: Annotated[
@@ -146,6 +146,11 @@ class Sandbox(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     apptainer: Annotated[
         str | None,
         Meta(description="Apptainer's program, or Singularity's; unset: $PRORLD_APPTAINER, else the one on PATH."),
+    ] = None
+    docker: Annotated[str | None, Meta(description="Docker's program; unset: the one on PATH.")] = None
+    docker_host: Annotated[
+        Annotated[str, Meta(pattern=r"^unix:///.+")] | None,
+        Meta(description="Socket of docker's daemon, on this machine; unset: $DOCKER_HOST, else its usual one."),
     ] = None
     host_network: Annotated[
         bool, Meta(description="Let tasks ask for the host's network; engines and trainers are on it.")

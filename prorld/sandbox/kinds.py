@@ -9,26 +9,30 @@ import msgspec
 
 from prorld.sandbox.apptainer import Apptainer
 from prorld.sandbox.bubblewrap import Bubblewrap
+from prorld.sandbox.docker import Docker
 from prorld.sandbox.local import Local
 from prorld.sandbox.wall import Wall
 
 __all__ = ["DEFAULT", "KINDS", "WallSettings", "make_wall"]
 
 DEFAULT = "bubblewrap"
-KINDS = (DEFAULT, "apptainer", "local")
+KINDS = (DEFAULT, "apptainer", "docker", "local")
 
 
 class WallSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What the operator has decided about walls.
 
     ``hide`` are files and directories of the host that no sandbox may read; ``socket_dir`` holds the daemon's socket
-    for sandboxes; ``apptainer`` is that program where it is not on PATH.
+    for sandboxes; ``apptainer`` and ``docker`` are these programs where they are not on PATH, ``docker_host`` is the
+    address of docker's daemon where it is not the usual one.
     """
 
     hide: Sequence[str] = ()
     socket_dir: Path | None = None
     host_network: bool = False
     apptainer: str | None = None
+    docker: str | None = None
+    docker_host: str | None = None
     allow_unisolated: bool = False
 
 
@@ -36,6 +40,13 @@ def make_wall(kind: str, settings: WallSettings) -> Wall:
     """The wall of one of ``KINDS``."""
     if kind == "apptainer":
         return Apptainer(settings.apptainer, socket_dir=settings.socket_dir, host_network=settings.host_network)
+    if kind == "docker":
+        return Docker(
+            settings.docker,
+            host=settings.docker_host,
+            socket_dir=settings.socket_dir,
+            host_network=settings.host_network,
+        )
     if kind == "local":
         return Local(forced=settings.allow_unisolated)
     assert kind == DEFAULT, kind

@@ -50,12 +50,15 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 class Child:
     """A process that the warden spawned: its pty, its control socket, its end."""
 
-    def __init__(self, link: Link, number: int, pid: int, master: int, control: socket.socket) -> None:
+    def __init__(
+        self, link: Link, number: int, pid: int, master: int, control: socket.socket, *, begun: int | None
+    ) -> None:
         control.setblocking(False)
         self.pid = pid
-        self.begun = started(pid)
+        self.begun = begun
         self.marker = ""
         self.first: int | None = None
+        self.failure: SandboxError | None = None  # its exit code is all that is known of its end
         self.tty = trio.lowlevel.FdStream(master)
         self.control = trio.socket.from_stdlib_socket(control)
         self.exit_code: int | None = None
@@ -149,11 +152,16 @@ class _Request:
 
 
 class Link:
-    """The socket to one warden process, and what is known of its children."""
+    """The socket to one warden process, and what is known of its children.
 
-    def __init__(self, raw: socket.socket, sock: trio.socket.SocketType) -> None:
+    Where ``numbers_are_ours`` is not so, the warden is in a pid namespace of its own: what it calls its children means
+    nothing here, and they end with it.
+    """
+
+    def __init__(self, raw: socket.socket, sock: trio.socket.SocketType, *, numbers_are_ours: bool = True) -> None:
         self._lane = Lane("warden's leftovers", 1)
         self._raw = raw
+        self._numbers_are_ours = numbers_are_ours
         self._sock = sock
         self._sending = trio.Lock()
         self._requests: dict[int, _Request] = {}
@@ -277,7 +285,8 @@ class Link:
                 os.close(descriptor)
             self.kill_nowait(event.id)
             return None
-        child = Child(self, event.id, event.pid, descriptors[0], socket.socket(fileno=descriptors[1]))
+        begun = started(event.pid) if self._numbers_are_ours else None
+        child = Child(self, event.id, event.pid, descriptors[0], socket.socket(fileno=descriptors[1]), begun=begun)
         self._children[event.id] = child
         return child
 

@@ -1,19 +1,24 @@
-"""Whether sandboxes work on this host, found out by making one."""
+"""Whether sandboxes of a kind work on this host, found out by making one."""
 
 from __future__ import annotations
 
+import os
 import tempfile
 from pathlib import Path
 
 import trio
 
 from prorld.errors import ProrldError, SandboxError, chain, leaves
+from prorld.kit.lanes import Lane
 from prorld.sandbox.bubblewrap import Bubblewrap
 from prorld.sandbox.contract import Sandbox, SandboxSpec
+from prorld.sandbox.images.contract import Images
 from prorld.sandbox.runtime import Runtime
+from prorld.sandbox.tiny_image import PROBED, make_tiny_image
+from prorld.sandbox.wall import Enclosing, Wall
 from prorld.sandbox.warden_client import Warden, run_warden
 
-__all__ = ["check_bubblewrap"]
+__all__ = ["check_bubblewrap", "check_wall"]
 
 PROBE_SECONDS = 30.0
 
@@ -25,15 +30,32 @@ _CURES = (
     ("uid map", "allow user namespaces to this program: sysctl kernel.apparmor_restrict_unprivileged_userns=0"),
     ("Can't mount proc", "start the container with its /proc unmasked: --security-opt systempaths=unconfined"),
     ("setns", "a kernel of 5.8 or later is needed"),
+    ("of the image can't be removed", "set `enable overlay = driver` in apptainer.conf"),
+    ("permission denied while trying to connect", "let this user use docker's socket: the group docker"),
+    ("Cannot connect to the Docker daemon", "start docker's daemon, or name its socket with sandbox.docker_host"),
 )
 
 
 async def check_bubblewrap(*, user: tuple[int, int] | None = None) -> str | None:
-    """``None`` where a sandbox could be made and used; otherwise a line that says what is wrong, and a known cure."""
+    """The same for bubblewrap without an image."""
+    return await check_wall(Bubblewrap(), user=user)
+
+
+async def check_wall(
+    wall: Wall, *, user: tuple[int, int] | None = None, image: str | None = None, images: Images | None = None
+) -> str | None:
+    """``None`` where a sandbox could be made and used; otherwise a line that says what is wrong, and a known cure.
+
+    A wall that needs an image is tried with ``image``, or with a tiny one that is made on the spot; docker without an
+    image is asked only whether it answers.
+    """
     said: str | None = None
     try:
         with trio.fail_after(PROBE_SECONDS):
-            await _try_one(user)
+            if isinstance(wall, Enclosing) and image is None:
+                await wall.greet()
+            else:
+                await _try_one(wall, user, image, images)
     except* (ProrldError, OSError, trio.TooSlowError) as group:
         said = " ".join(chain(next(leaves(group))).split())
     if said is None:
@@ -42,19 +64,42 @@ async def check_bubblewrap(*, user: tuple[int, int] | None = None) -> str | None
     return said if cure is None else f"{said}; {cure}"
 
 
-async def _try_one(user: tuple[int, int] | None) -> None:
-    async def warden(*, task_status: trio.TaskStatus[Warden] = trio.TASK_STATUS_IGNORED) -> None:
+async def _try_one(wall: Wall, user: tuple[int, int] | None, image: str | None, images: Images | None) -> None:
+    async def start_warden(*, task_status: trio.TaskStatus[Warden] = trio.TASK_STATUS_IGNORED) -> None:
         await run_warden(user=user, task_status=task_status)
 
-    async def sandbox(*, task_status: trio.TaskStatus[Sandbox] = trio.TASK_STATUS_IGNORED) -> None:
-        await runtime.run(SandboxSpec(), sandbox_id="probe", job_id="probe", task_status=task_status)
+    async def start_sandbox(*, task_status: trio.TaskStatus[Sandbox] = trio.TASK_STATUS_IGNORED) -> None:
+        await runtime.run(spec, sandbox_id="probe", job_id="probe", task_status=task_status)
 
     # Small and short-lived; in a thread it would need clean-up of its own against cancellation.
     with tempfile.TemporaryDirectory(prefix="prorld-probe-") as place:
+        os.chmod(place, 0o711)  # noqa: PTH101, S103 - the sandbox's user passes through
         async with trio.open_nursery() as nursery:
-            runtime = Runtime(Bubblewrap(), await nursery.start(warden), runtime_dir=Path(place), boot_id="probe")
-            made: Sandbox = await nursery.start(sandbox)
-            result = await made.bash("echo works", limit_s=10.0)
-            if result.output != b"works\n":
-                raise SandboxError(f"a sandbox answers {result.output[:100]!r}")
+            warden: Warden = await nursery.start(start_warden)
+            made = image is None and _needs_image(wall)
+            if made:
+                owner = (warden.uid, warden.gid)
+                image = str(await make_tiny_image(Path(place) / "image", owner, Lane("tiny image", 1)))
+            spec = SandboxSpec(image=image, trusted=True)
+            runtime = Runtime(wall, warden, runtime_dir=Path(place), boot_id="probe", images=images)
+            sandbox: Sandbox = await nursery.start(start_sandbox)
+            await _use(sandbox, may_remove=made)
             nursery.cancel_scope.cancel("the probe has ended")
+
+
+def _needs_image(wall: Wall) -> bool:
+    try:
+        wall.check(SandboxSpec(trusted=True))
+    except SandboxError as exc:
+        return exc.stable_code == "no_image"
+    return False
+
+
+async def _use(sandbox: Sandbox, *, may_remove: bool) -> None:
+    result = await sandbox.bash("echo works", limit_s=10.0)
+    if result.output != b"works\n":
+        raise SandboxError(f"a sandbox answers {result.output[:100]!r}")
+    if may_remove:
+        result = await sandbox.bash(f"rm -r {PROBED} && mkdir {PROBED}", limit_s=10.0)
+        if result.exit_code != 0:
+            raise SandboxError(f"directories of the image can't be removed: {result.text[:200].strip()}")

@@ -10,21 +10,26 @@ from functools import partial
 from pathlib import Path
 
 import msgspec
+import structlog
 import trio
+from structlog.typing import FilteringBoundLogger
 
 from prorld.errors import SandboxError, boundary
 from prorld.kit.cleanup import afterwards
 from prorld.kit.lanes import Lane
 from prorld.sandbox import reaper
-from prorld.sandbox.box import Box
+from prorld.sandbox.box import SPARE_PROCESSES, Box
+from prorld.sandbox.cgroups import Subtree, end_cgroup
 from prorld.sandbox.contract import Sandbox, SandboxInfo, SandboxSpec
 from prorld.sandbox.images.contract import Image, Images, PathImages
 from prorld.sandbox.link import Child
 from prorld.sandbox.seccomp import assemble
-from prorld.sandbox.wall import READY, Build, Request, Wall
+from prorld.sandbox.wall import READY, Build, Enclosing, Enclosure, Holder, Request, Wall
 from prorld.sandbox.warden_client import Warden
 
 __all__ = ["Runtime"]
+
+log: FilteringBoundLogger = structlog.get_logger()
 
 BOOT_SECONDS = 30.0
 CLOSE_SECONDS = 10.0
@@ -37,7 +42,7 @@ _RESERVED = ("/bin", "/boot", "/dev", "/etc", "/lib", "/lib64", "/proc", "/run",
 class Runtime:
     """Sandboxes of one kind. ``warden`` starts their processes, ``runtime_dir`` holds their scratch.
 
-    ``default_image`` is that of tasks that name none.
+    ``default_image`` is that of tasks that name none; in ``cgroups`` each sandbox gets one of its own.
     """
 
     def __init__(
@@ -49,7 +54,9 @@ class Runtime:
         boot_id: str,
         images: Images | None = None,
         default_image: str | None = None,
+        cgroups: Subtree | None = None,
     ) -> None:
+        self._cgroups = cgroups
         self._default_image = default_image
         self._wall = wall
         self._warden = warden
@@ -93,6 +100,8 @@ class Runtime:
                 place = reaper.place_of(self._runtime_dir, self._boot_id, sandbox_id)
 
             async def remove() -> None:
+                if box.cgroup is not None and not await self._lane.run(end_cgroup, box.cgroup):
+                    log.warning("sandbox.left", place=str(box.cgroup))
                 await self._lane.run(reaper.remove_place, place)
 
             async with afterwards(CLOSE_SECONDS, f"removing the files of {sandbox_id}", remove):
@@ -101,6 +110,8 @@ class Runtime:
             del self._boxes[sandbox_id]
 
     async def _image(self, name: str) -> Image:
+        if isinstance(self._wall, Enclosing):
+            return await self._wall.resolve(name)
         return await self._images.resolve(name, unpacked=self._wall.unpacked)
 
     async def _live(self, box: Box, place: Path, image: Image | None, task_status: trio.TaskStatus[Sandbox]) -> None:
@@ -109,7 +120,7 @@ class Runtime:
         closing = afterwards(CLOSE_SECONDS, f"closing {box.sandbox_id}", box.end)
         async with closing, trio.open_nursery() as nursery:
             try:
-                holder = await self._hold(box, place, image)
+                holder = await self._hold(box, place, image, nursery)
                 await box.furnish(nursery)
                 nursery.start_soon(partial(box.mind, self._watch_lane), name=f"limits of {box.sandbox_id}")
                 task_status.started(box)
@@ -123,7 +134,7 @@ class Runtime:
         if failure is not None:
             raise failure
 
-    async def _hold(self, box: Box, place: Path, image: Image | None) -> Child:
+    async def _hold(self, box: Box, place: Path, image: Image | None, nursery: trio.Nursery) -> Holder:
         """Start the sandbox's first process and wait until the wall stands."""
         request = Request(
             spec=box.spec,
@@ -135,8 +146,13 @@ class Runtime:
         )
         with boundary(SandboxError, f"preparing {self.name}"):
             build = await self._lane.run(self._prepare, request)
+        if isinstance(self._wall, Enclosing):
+            enclosure: Enclosure = await nursery.start(partial(self._wall.enclose, request))
+            box.hold(enclosure.first, build, warden=enclosure.warden)
+            return enclosure.first
+        cgroup = await self._cgroup(box)
         holder = await self._warden.spawn(
-            build.argv, env=build.env, data=build.data, helpers=build.helpers, marker=build.marker
+            build.argv, env=build.env, data=build.data, helpers=build.helpers, marker=build.marker, cgroup=cgroup
         )
         box.hold(holder, build)
         with boundary(SandboxError, "making the sandbox's directory"):
@@ -146,6 +162,21 @@ class Runtime:
                 return holder
             raise SandboxError(f"{self.name}: {await _last_words(holder)}")
         raise SandboxError(f"{self.name} did not come up in {BOOT_SECONDS:.0f} s")
+
+    async def _cgroup(self, box: Box) -> Path | None:
+        """The cgroup of a sandbox, where there can be one, with its limits."""
+        if self._cgroups is None:
+            return None
+        limits = box.spec.limits
+        files = {
+            "memory.max": limits.memory_bytes,
+            "memory.swap.max": 0,
+            "memory.oom.group": 1,
+            "pids.max": limits.processes + SPARE_PROCESSES,
+        }
+        with boundary(SandboxError, "making the sandbox's cgroup"):
+            box.cgroup = await self._lane.run(self._cgroups.make, box.sandbox_id, files)
+        return box.cgroup
 
     def _prepare(self, request: Request) -> Build:
         reaper.make_place(self._runtime_dir, self._boot_id, request.sandbox_id)

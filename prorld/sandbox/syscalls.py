@@ -60,6 +60,10 @@ class Libc:
         """Keep its own files in /proc its own: a change of user gives them to root, and ``oom_score_adj`` is one."""
         self._prctl(_PR_SET_DUMPABLE, ctypes.c_ulong(1))
 
+    def stay_private(self) -> None:
+        """Keep its files in /proc, its memory with them, from other processes of the same user; ``exec`` undoes it."""
+        self._prctl(_PR_SET_DUMPABLE, ctypes.c_ulong(0))
+
     def join_namespaces(self, pidfd: int, *, network: bool) -> None:
         """Enter all namespaces of a process, but for the network's where it has none of its own.
 

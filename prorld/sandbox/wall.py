@@ -8,15 +8,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import msgspec
+import trio
 
+from prorld.errors import SandboxError
 from prorld.sandbox.births import CONTROL_FD
 from prorld.sandbox.contract import SandboxSpec
 from prorld.sandbox.images.contract import Image
+from prorld.sandbox.warden_client import Warden
 
-__all__ = ["HOLDER", "HOME", "READY", "SHM_BYTES", "Build", "Request", "Wall", "image_environment"]
+__all__ = [
+    "HOLDER",
+    "HOME",
+    "READY",
+    "SHM_BYTES",
+    "Build",
+    "Enclosing",
+    "Enclosure",
+    "Holder",
+    "Request",
+    "Wall",
+    "image_environment",
+]
 
 READY = b"R"
 SHM_BYTES = 64 << 20
@@ -45,8 +60,8 @@ class Build(msgspec.Struct, frozen=True, kw_only=True):
 
     ``argv`` starts its outermost process, with ``data`` on descriptors; ``env`` is that process's, ``session_env`` that
     of the programs inside. ``has_namespaces`` says that these enter the namespaces of its first process, ``furnish``
-    what is put there beforehand, and otherwise they run beside it. ``scratch`` are its directories in memory,
-    ``on_disk`` those on the host's disk that it writes to.
+    what is put there beforehand; otherwise they run beside it, under the system call filter where it is ``filtered``.
+    ``scratch`` are its directories in memory, ``on_disk`` those on the host's disk that it writes to.
     """
 
     argv: list[str]
@@ -55,6 +70,7 @@ class Build(msgspec.Struct, frozen=True, kw_only=True):
     helpers: bool = False
     marker: str = ""
     has_namespaces: bool = True
+    filtered: bool = False
     furnish: dict[str, object] = {}
     session_env: Mapping[str, str]
     workdir: str
@@ -81,6 +97,68 @@ class Wall(Protocol):
 
     def build(self, request: Request) -> Build:
         """Make what has to be there beforehand, and say how to go on. Blocks; called in a thread lane."""
+        ...
+
+
+class Holder(Protocol):
+    """The process whose end is a sandbox's end. ``first`` is the one that all others of it are below."""
+
+    @property
+    def pid(self) -> int:
+        """Its number on this host."""
+        ...
+
+    @property
+    def first(self) -> int | None:
+        """The number on this host of the first process in there."""
+        ...
+
+    @property
+    def failure(self) -> SandboxError | None:
+        """Why it has ended, where more is known than that."""
+        ...
+
+    @property
+    def running(self) -> bool:
+        """Whether its end has not been heard of."""
+        ...
+
+    async def wait(self) -> int:
+        """Wait until it is gone; its exit code."""
+        ...
+
+    async def end(self) -> None:
+        """Kill it, and everything of it, and wait until it is gone. The caller bounds the wait."""
+        ...
+
+
+class Enclosure(msgspec.Struct, frozen=True, kw_only=True):
+    """What stands already, with a warden of its own within."""
+
+    warden: Warden
+    first: Holder
+
+
+@runtime_checkable
+class Enclosing(Protocol):
+    """A wall that nobody enters from outside: it brings a warden within, and has images of its own."""
+
+    async def greet(self) -> None:
+        """Raise ``SandboxError`` where what makes it does not answer."""
+        ...
+
+    async def resolve(self, name: str) -> Image:
+        """The image of this name. Raises ``SandboxError``."""
+        ...
+
+    async def enclose(
+        self, request: Request, *, task_status: trio.TaskStatus[Enclosure] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        """Keep what encloses a sandbox until cancelled, then leave nothing of it. Raises ``SandboxError``."""
+        ...
+
+    async def reap(self, runtime_dir: Path, *, boot_id: str) -> int:
+        """Remove what daemons that are gone have left of theirs; says how many."""
         ...
 
 

@@ -10,9 +10,9 @@ imports is what each of its forks carries.
 Protocol, JSON over one SEQPACKET socketpair, one message a packet, bounded by ``MAX_MESSAGE``:
 
 * ``{"op": "spawn", "id", "argv", "env", "cwd", "data", "helpers", "marker", "enter", "share_network", "furnish",
-  "limits", "filter"}``, answered by ``{"op": "spawned", "id", "pid"}`` with two descriptors, or by ``{"op": "refused",
-  "id", "why"}``. With ``enter`` the child starts inside the namespaces of the first process of that earlier child;
-  ``data`` are contents that it finds on descriptors.
+  "limits", "filter", "cgroup"}``, answered by ``{"op": "spawned", "id", "pid"}`` with two descriptors, or by
+  ``{"op": "refused", "id", "why"}``. With ``enter`` the child starts inside the namespaces of the first process of that
+  earlier child; ``data`` are contents that it finds on descriptors, ``cgroup`` is where it moves to before all else.
 * ``{"op": "first", "id", "pid"}`` names the first process in the pid namespace of a child; nothing is answered.
 * ``{"op": "kill", "id"}``: everything of that child goes; nothing is answered.
 * ``{"op": "ping"}`` is answered by ``{"op": "pong"}``.
@@ -141,7 +141,7 @@ class Warden:
 
     def _begin(self, wish: Wish) -> None:
         if wish.enter is None:
-            birth = begin_outside(wish)
+            birth = begin_outside(wish, self._libc)
         else:
             home = self._children.get(wish.enter)
             if home is None or home.first is None:

@@ -25,7 +25,7 @@ from prorld.kit.cleanup import afterwards
 from prorld.sandbox.host import needed_paths
 from prorld.sandbox.link import Child, Link, receive
 
-__all__ = ["Warden", "run_warden"]
+__all__ = ["Warden", "import_places", "run_warden"]
 
 log: FilteringBoundLogger = structlog.get_logger()
 
@@ -65,13 +65,15 @@ class Warden:
         furnish: Mapping[str, object] | None = None,
         limits: Mapping[str, int] | None = None,
         seccomp: bytes = b"",
+        cgroup: Path | None = None,
     ) -> Child:
         """Start a process on a pty of its own, with a control socket on descriptor 9. Raises ``SandboxError``.
 
         ``enter`` starts it inside the namespaces of an earlier child's first process (its network's only where that has
         one of its own), under ``limits`` and ``seccomp``, after ``furnish`` has been put into place there. ``data`` are
         contents that the process finds on descriptors from 10 on. ``helpers`` says that it starts others beside it
-        that must end with it, ``marker`` a word of its environment that all of them carry.
+        that must end with it, ``marker`` a word of its environment that all of them carry. It moves to ``cgroup``
+        before all else.
         """
         if self._link is None:
             await trio.lowlevel.checkpoint_if_cancelled()
@@ -89,6 +91,7 @@ class Warden:
                 "furnish": dict(furnish or {}),
                 "limits": dict(limits or {}),
                 "filter": base64.b64encode(seccomp).decode(),
+                "cgroup": "" if cgroup is None else str(cgroup),
             }
         )
 
@@ -194,8 +197,13 @@ def _user(wanted: tuple[int, int] | None) -> tuple[int, int]:
 
 def _boot_arguments() -> tuple[str, ...]:
     """The interpreter's arguments: isolated, without site, and with the two directories that hold what is imported."""
+    return ("-I", "-S", "-c", _BOOT, ":".join(import_places()))
+
+
+def import_places() -> tuple[str, ...]:
+    """The directories that hold what a warden imports beside the standard library."""
     places = {Path(__file__).resolve().parents[2]}
     found = find_spec("ptyprocess")
     if found is not None and found.origin is not None:
         places.add(Path(found.origin).resolve().parents[1])
-    return ("-I", "-S", "-c", _BOOT, ":".join(str(place) for place in sorted(places)))
+    return tuple(str(place) for place in sorted(places))

@@ -15,7 +15,7 @@ from prorld.cli.doctor import line
 from prorld.cli.jobs import STATES
 from prorld.cli.output import Style
 from prorld.domain.job import JobState
-from prorld.ops.doctor import Finding
+from prorld.ops.findings import Finding
 from prorld.wire.ops import BackendKindName
 
 

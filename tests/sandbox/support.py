@@ -10,6 +10,7 @@ import pytest
 import trio
 
 from prorld.errors import SandboxError
+from prorld.sandbox.docker import Docker, find_docker
 from prorld.sandbox.images.apptainer import find_apptainer
 
 BOOT_ID = "boot-of-the-test"
@@ -43,6 +44,11 @@ def descendants(pid: int) -> set[int]:
         found |= fresh
         todo += fresh
     return found
+
+
+def process_tree_of(pid: int) -> set[int]:
+    """A process and all below it."""
+    return {pid, *descendants(pid)}
 
 
 def directories(runtime_dir: Path) -> list[str]:
@@ -90,3 +96,15 @@ def needed_by_real_ones() -> list[str]:
     with suppress(SandboxError):
         found.append(str(Path(find_apptainer()).resolve().parents[1]))
     return found
+
+
+def real_docker() -> tuple[Docker, str]:
+    """Docker and its image that has bash and Python; the test is skipped where none is named or no daemon answers."""
+    image = os.environ.get("PRORLD_TEST_DOCKER_IMAGE")
+    if not image:
+        pytest.skip("PRORLD_TEST_DOCKER_IMAGE names no image")
+    try:
+        find_docker()
+    except SandboxError as exc:
+        pytest.skip(exc.message)
+    return Docker(), image

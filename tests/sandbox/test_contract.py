@@ -13,7 +13,7 @@ from prorld.sandbox.runtime import Runtime
 from prorld.sandbox.warden_client import Warden
 from prorld.testing.fake_sandbox import FakeRuntime
 from prorld.testing.sandbox_contract import SandboxCheck, sandbox_checks
-from tests.sandbox.support import BOOT_ID, real_apptainer, real_image
+from tests.sandbox.support import BOOT_ID, real_apptainer, real_docker, real_image
 
 
 @pytest.mark.parametrize("check", sandbox_checks(shell=False), ids=lambda check: check.name)
@@ -46,3 +46,11 @@ async def test_apptainer(check: SandboxCheck, kind: str, warden: Warden, runtime
         Apptainer(real_apptainer()), warden, runtime_dir=runtime_dir, boot_id=BOOT_ID, default_image=image
     )
     await check.run(runtime)
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("check", sandbox_checks(), ids=lambda check: check.name)
+async def test_docker(check: SandboxCheck, warden: Warden, runtime_dir: Path) -> None:
+    """Docker answers as the contract says, with a warden of ours in each container."""
+    wall, image = real_docker()
+    await check.run(Runtime(wall, warden, runtime_dir=runtime_dir, boot_id=BOOT_ID, default_image=image))

@@ -12,11 +12,14 @@ from prorld.errors import SandboxError
 
 __all__ = ["Image", "ImageKind", "Images", "PathImages"]
 
-ImageKind = Literal["directory", "sif"]
+ImageKind = Literal["directory", "sif", "docker"]
 
 
 class Image(msgspec.Struct, frozen=True, kw_only=True):
-    """A root file system on this host. ``name`` is what the task called it, ``env`` what its programs expect."""
+    """A root file system on this host. ``name`` is what the task called it, ``env`` what its programs expect.
+
+    ``path`` of a docker image is its name there.
+    """
 
     name: str
     path: str
