@@ -17,7 +17,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal
 
 import msgspec
 import trio
@@ -35,7 +35,7 @@ from prorld.sandbox.warden_client import Warden, run_warden
 from prorld.testing.leftovers import children
 from prorld.testing.sandbox_contract import open_sandbox
 
-__all__ = ["WALLS", "Prewarming", "Recipe", "Spawned", "World", "open_runtimes"]
+__all__ = ["BOOT_ID", "WALLS", "Recipe", "Spawned", "World", "open_runtimes"]
 
 WALLS = ("bare", "bubblewrap", "apptainer")
 USER = "nobody"
@@ -43,15 +43,6 @@ BOOT_ID = "bench"
 NOTED_MAX = 4096
 _WARDEN = b"prorld.sandbox.warden"
 _PATH = "/usr/local/bin:/usr/bin:/bin"
-
-
-@runtime_checkable
-class Prewarming(Protocol):
-    """A runtime that makes sandboxes before they are asked for: ``run`` with the same spec then takes one over."""
-
-    async def prewarm(self, spec: SandboxSpec, n: int) -> None:
-        """Return when ``n`` sandboxes of this kind stand ready."""
-        ...
 
 
 class Spawned(msgspec.Struct, frozen=True, kw_only=True):
@@ -167,11 +158,6 @@ class World(msgspec.Struct, frozen=True, kw_only=True):
         if wall != "bare":
             return SandboxSpec(image=self.image, **changes)
         return SandboxSpec(trusted=True, env={"PATH": f"{sys.prefix}/bin:{_PATH}"}, **changes)
-
-    def prewarming(self, wall: str) -> Prewarming | None:
-        """The wall's runtime, where it has a pool."""
-        runtime = self.runtimes[wall]
-        return runtime if isinstance(runtime, Prewarming) else None
 
     async def recipe(self, wall: str) -> Recipe:
         """How this wall starts a sandbox, seen by making one."""
