@@ -29,6 +29,7 @@ from prorld.cli.exits import Exit
 from prorld.cli.main import main
 from prorld.errors import SandboxError
 from prorld.sandbox.contract import CommandResult
+from prorld.testing.fake_sandbox import FakeRuntime
 
 PLAN = SandboxesPlan(live=300)
 HERE = (-1, -1)
@@ -161,33 +162,8 @@ def test_a_recipe_is_done_again_in_a_directory_of_its_own(tmp_path: Path) -> Non
         assert (command.argv[-1], command.until) == ("echo hi", "end")
 
 
-class Counting:
-    """A runtime that counts what it makes."""
-
-    name = "bubblewrap"
-
-    def __init__(self) -> None:
-        self.made = 0
-
-    def list(self):
-        return ()
-
-    async def run(self, spec, *, sandbox_id, job_id, task_status=trio.TASK_STATUS_IGNORED) -> None:
-        self.made += 1
-        task_status.started(Echo())
-        await trio.sleep_forever()
-
-
 class Echo:
     """A sandbox that knows one command."""
-
-    sandbox_id = "echo"
-
-    def adopt(self, sandbox_id: str, job_id: str) -> None:
-        self.sandbox_id = sandbox_id
-
-    def rss_bytes(self) -> int:
-        return 1
 
     async def bash(self, command: str, *, limit_s: float = 30.0) -> CommandResult:
         await trio.lowlevel.checkpoint()
@@ -200,23 +176,30 @@ class _NoWarden:
 
 async def test_a_take_over_is_measured() -> None:
     """Every sandbox was made before it was asked for: one for each round, and at most one that nobody took."""
-    counting = Counting()
+    fake = FakeRuntime(boot_s=0.0, close_s=0.0)
     world = World(
-        runtimes={"bubblewrap": counting}, missing={}, warden=_NoWarden(),  # type: ignore[arg-type]
+        runtimes={"bubblewrap": fake}, missing={}, warden=_NoWarden(),  # type: ignore[arg-type]
         runtime_dir=Path("/"), image=None,
     )  # fmt: skip
     found = await measure_warm(world, "bubblewrap", SandboxesPlan(rounds=3))
-    assert 3 <= counting.made <= 4
+    assert 3 <= fake.starts <= 4
+    assert fake.live == {}
     assert 0 < found["bubblewrap_warm_p50_ms"] <= found["bubblewrap_warm_p95_ms"]
 
 
-class Weak(Counting):
+class Weak:
     """A runtime that refuses every second sandbox."""
+
+    name = "bubblewrap"
+
+    def list(self):
+        return ()
 
     async def run(self, spec, *, sandbox_id, job_id, task_status=trio.TASK_STATUS_IGNORED) -> None:
         if int(sandbox_id.rpartition("-")[2]) % 2:
             raise SandboxError("no room")
-        await super().run(spec, sandbox_id=sandbox_id, job_id=job_id, task_status=task_status)
+        task_status.started(Echo())
+        await trio.sleep_forever()
 
 
 async def test_sandboxes_that_do_not_come_up_are_counted_and_not_the_end() -> None:
