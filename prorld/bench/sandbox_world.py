@@ -31,6 +31,7 @@ from prorld.sandbox.kinds import WallSettings, make_wall
 from prorld.sandbox.link import Child
 from prorld.sandbox.reaper import remove_place
 from prorld.sandbox.runtime import Runtime
+from prorld.sandbox.wall import HOLDER
 from prorld.sandbox.warden_client import Warden, run_warden
 from prorld.testing.leftovers import children
 from prorld.testing.sandbox_contract import open_sandbox
@@ -57,7 +58,7 @@ class Spawned(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def outermost(self) -> bool:
         """Whether it is the first process of a sandbox."""
-        return self.wish.get("enter") is None
+        return self.argv[-len(HOLDER) :] == HOLDER
 
 
 class NotingWarden(Warden):
