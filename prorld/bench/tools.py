@@ -183,7 +183,8 @@ async def _desk(world: World, wall: str, stack: AsyncExitStack) -> _Desk:
     runtime, spec = world.runtimes[wall], world.spec(wall)
     recipe = await world.recipe(wall)
     ours = await stack.enter_async_context(open_sandbox(runtime, spec, sandbox_id=f"{wall}-ours"))
-    shell = world.warden.spawned[-1].pid  # it is asked for last
+    await ours.bash("true", limit_s=LIMIT_S)  # its shell is there then, and was asked for last
+    shell = world.warden.spawned[-1].pid
     theirs = await stack.enter_async_context(open_sandbox(runtime, spec, sandbox_id=f"{wall}-theirs"))
     return _Desk(wall=wall, ours=ours, shell=shell, theirs=theirs, recipe=recipe)
 

@@ -119,7 +119,7 @@ class Box:
             await session.start()
         except SandboxError as exc:
             # Whoever uses it first tries again, and is told when that fails, too.
-            log.info("sandbox.session_late", sandbox_id=self.sandbox_id, why=exc.message)
+            log.info("sandbox.late", sandbox_id=self.sandbox_id, why=exc.message)
 
     async def _put_furniture(self, build: Build) -> None:
         argv = ("/bin/bash", "--norc", "--noprofile", "-c", ":")
