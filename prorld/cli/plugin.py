@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from prorld.cli.common import Help, add_json_option, epilog
+from prorld.cli.configuration import SANDBOX_KINDS, add_sandbox_options
 from prorld.cli.exits import Exit
 from prorld.cli.output import program, say
 
@@ -38,7 +39,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     check.add_argument(
         "--instances", metavar="FILE", help="instances, one per line (default: examples.jsonl beside it)"
     )
-    check.add_argument("--sandbox", choices=("fake", "bubblewrap"), default="fake", help="sandboxes (default fake)")
+    check.add_argument(
+        "--sandbox", choices=("fake", *SANDBOX_KINDS), default="fake", help="sandboxes (default fake)"
+    )  # fmt: skip
+    add_sandbox_options(check.add_argument_group("whose sandboxes, where they are real"))
     check.add_argument("--limit", type=int, default=3, metavar="N", help="use the first N instances (default 3)")
     add_json_option(check)
     check.set_defaults(act=_check)
