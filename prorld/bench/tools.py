@@ -183,8 +183,10 @@ async def _desk(world: World, wall: str, stack: AsyncExitStack) -> _Desk:
     runtime, spec = world.runtimes[wall], world.spec(wall)
     recipe = await world.recipe(wall)
     ours = await stack.enter_async_context(open_sandbox(runtime, spec, sandbox_id=f"{wall}-ours"))
+    await ours.bash(":", limit_s=LIMIT_S)  # the shell comes up after the sandbox was handed out
     shell = world.warden.spawned[-1].pid  # it is asked for last
     theirs = await stack.enter_async_context(open_sandbox(runtime, spec, sandbox_id=f"{wall}-theirs"))
+    await theirs.bash(":", limit_s=LIMIT_S)
     return _Desk(wall=wall, ours=ours, shell=shell, theirs=theirs, recipe=recipe)
 
 

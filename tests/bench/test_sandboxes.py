@@ -194,15 +194,11 @@ class Echo:
         return CommandResult(exit_code=0, output=f"{command.removeprefix('echo ')}\n".encode())
 
 
-class _NoWarden:
-    spawned: list = []
-
-
 async def test_a_take_over_is_measured_where_there_is_a_pool() -> None:
     """Every sandbox was made before it was asked for; a runtime without a pool is said to have none."""
     pool, notes = Pool(), list[str]()
     world = World(
-        runtimes={"bubblewrap": pool}, missing={}, warden=_NoWarden(),  # type: ignore[arg-type]
+        runtimes={"bubblewrap": pool}, missing={}, warden=None,  # type: ignore[arg-type]
         runtime_dir=Path("/"), image=None,
     )  # fmt: skip
     found = await measure_warm(world, "bubblewrap", SandboxesPlan(rounds=3), notes)
@@ -244,7 +240,7 @@ async def test_a_small_bench_measures_real_sandboxes() -> None:
     assert heard == ["2 pairs, bubblewrap", "2 idle sandboxes, bubblewrap", "4 sandboxes at once, bubblewrap"]
     measured = {name: value for name, value in values.items() if name.startswith("bubblewrap_") and "warm" not in name}
     assert [name for name, value in measured.items() if value is None] == []
-    assert values["bubblewrap_wall_p50_ms"] < values["bubblewrap_start_p50_ms"]
+    assert values["bubblewrap_start_p50_ms"] < values["bubblewrap_answer_p50_ms"]
     assert (
         values["bubblewrap_start_ratio"] == values["bubblewrap_start_p50_ms"] / values["bubblewrap_bare_start_p50_ms"]
     )
