@@ -27,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True, title="actions")
     new = actions.add_parser("new", help="write a package", formatter_class=Help)
     new.description = "Writes a wheel project with a handler, examples, a test and a page. Overwrites nothing."
+    new.epilog = epilog(("prorld plugin new word-count", "into ./prorld-word-count"))
     new.add_argument("name", metavar="NAME", help="the handler's name, for example word-count")
     new.add_argument("--dir", metavar="DIR", help="the directory to make (default ./prorld-NAME)")
     new.set_defaults(act=_new)
@@ -34,6 +35,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     check.description = (
         "Runs the handler contract, one line per check: types, prompts, grades of hostile answers, a cancel at every\n"
         "step, leftovers. Exit 0 when every check passes."
+    )
+    check.epilog = epilog(
+        ("prorld plugin check .", "the project here, on fakes"),
+        ("prorld plugin check . --sandbox bubblewrap", "in real sandboxes"),
     )
     check.add_argument("target", metavar="PATH|NAME", help="a project's directory, or an installed handler")
     check.add_argument(
@@ -63,9 +68,9 @@ def _new(args: argparse.Namespace) -> int:
         "",
         "next:",
         f"  cd {directory}",
-        "  pip install -e '.[dev]'",
-        "  pytest",
         f"  {program()} plugin check .",
+        "  pip install -e '.[dev]'   # beside prorld; where that is its own repository: ./just plugin DIR",
+        "  pytest",
     )
     return Exit.OK
 
