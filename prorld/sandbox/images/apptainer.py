@@ -167,6 +167,8 @@ def failed(action: str, source: str, last: list[str]) -> SandboxError:
     is_settled = any(said in words.lower() for said in _SETTLED)
     if any("No module named 'spython'" in line for line in last):
         words, code = "the package spython is missing; prorld[apptainer] and `./just init` bring it", "no_apptainer"
+    elif "newuidmap was not found" in words:
+        words += "; install it (the package uidmap), or build as a user that /etc/subuid does not name"
     details = {"said": last}
     return SandboxError(
         f"Apptainer could not {action} {source}: {words}",
