@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -33,7 +32,7 @@ from prorld.inference.rescoring import Scorer
 from prorld.kit.lanes import Lane
 from prorld.metrics import Metrics
 from prorld.ops.users import sandbox_user
-from prorld.ops.walls import wall_of
+from prorld.ops.walls import image_store, places_of, wall_of
 from prorld.rollout.audit import Auditor
 from prorld.rollout.clock import SystemClock
 from prorld.rollout.life import World
@@ -42,9 +41,7 @@ from prorld.rollout.supervisor import Supervisor, SupervisorLimits
 from prorld.sandbox import reaper
 from prorld.sandbox.cgroups import Subtree, find_delegation, reap_cgroups
 from prorld.sandbox.contract import SandboxRuntime
-from prorld.sandbox.images.apptainer import find_apptainer
 from prorld.sandbox.images.contract import Images
-from prorld.sandbox.images.store import ImageStore
 from prorld.sandbox.kinds import KINDS
 from prorld.sandbox.probe import check_wall
 from prorld.sandbox.registry import SandboxHost, run_runtime, runtime_factory
@@ -118,13 +115,18 @@ async def start_sandboxes(
     if user is not None:
         log.warning("daemon.root", sandboxes_run_as=config.sandbox.user, uid=user[0])
     with trio.fail_after(config.timeouts.boot_s):
-        scratch, images = scratch_dir(loaded), _image_store(loaded, user)
+        scratch, images = scratch_dir(loaded), image_store(loaded)
         await images.prepare()
-        exposed = [str(reaper.make_base(scratch)), str(images.directory), *_program_places(config)]
+        places = places_of(config, config.sandbox.runtime, images)
         cgroups = await lane.run(_open_cgroups, boot_id, user)
-        warden = await core.start(partial(run_warden, user=user, exposed=exposed), name="warden")
+        warden = await core.start(
+            partial(run_warden, user=user, exposed=[str(reaper.make_base(scratch)), *places]), name="warden"
+        )
         wall = wall_of(config.sandbox, config.sandbox.runtime, hide) if config.sandbox.runtime in KINDS else None
-        lacking = None if wall is None else await check_wall(wall, user=user, image=config.sandbox.image, images=images)
+        lacking = None
+        if wall is not None:
+            image = config.sandbox.image
+            lacking = await check_wall(wall, user=user, image=image, images=images, exposed=places)
     host = SandboxHost(runtime_dir=scratch, boot_id=boot_id, user=user)
     await _reap(host, lane, wall)
     runtime = await _runtime(config, core, warden, host, images, wall, cgroups)
@@ -172,21 +174,6 @@ async def _reap_enclosures(wall: Wall | None, host: SandboxHost) -> int:
         return await wall.reap(host.runtime_dir, boot_id=host.boot_id)
     except SandboxError:  # what does not answer is told as what is lacking
         return 0
-
-
-def _program_places(config: Config) -> list[str]:
-    """Where programs of runtimes lie that the sandboxes' user must reach."""
-    if config.sandbox.runtime != "apptainer":
-        return []
-    with suppress(SandboxError):  # the runtime says it when a sandbox is asked for
-        return [str(Path(find_apptainer(config.sandbox.apptainer)).resolve().parents[1])]
-    return []
-
-
-def _image_store(loaded: Loaded, user: tuple[int, int] | None) -> ImageStore:
-    chosen = loaded.config.sandbox
-    directory = loaded.state_dir / "images" if chosen.images_dir is None else Path(chosen.images_dir)
-    return ImageStore(directory, owner=user, apptainer=chosen.apptainer)
 
 
 async def _runtime(

@@ -347,7 +347,12 @@ def test_what_vllm_needs_is_named_without_an_address(name: str):
 def test_the_kinds_of_real_tests_that_are_missing_are_said():
     """Asking for tests that do not exist is a failure with a sentence, not an empty success."""
     env = {name: value for name, value in os.environ.items() if name != "PRORLD_TEST_DOCKER_IMAGE"}
-    asked = (("docker", "names no image"), ("sglang", "no tests on a real sglang yet"), ("nonsense", "is none of"))
+    asked = (
+        ("docker", "names no image"),
+        ("apptainer", "among those of sandboxes"),
+        ("sglang", "no tests on a real sglang yet"),
+        ("nonsense", "is none of"),
+    )
     for name, words in asked:
         ended = subprocess.run([ROOT / "scripts/test-real", name], env=env, capture_output=True, text=True, check=False)
         assert ended.returncode != 0

@@ -10,7 +10,6 @@ import re
 import shutil
 import sys
 import tempfile
-import time
 from collections import deque
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -47,12 +46,11 @@ _PATH = "/usr/local/bin:/usr/bin:/bin"
 
 
 class Spawned(msgspec.Struct, frozen=True, kw_only=True):
-    """A process that the warden was asked for, and when. ``place`` is a copy of the sandbox's directory as it was."""
+    """A process that the warden was asked for. ``place`` is a copy of the sandbox's directory as it was."""
 
     argv: tuple[str, ...]
     wish: dict[str, Any]
     pid: int
-    asked_at: float
     place: tuple[str, str] | None = None
 
     @property
@@ -86,13 +84,10 @@ class NotingWarden(Warden):
 
     async def spawn(self, argv: Sequence[str], **wish: Any) -> Child:
         """As the warden's own."""
-        asked_at = time.perf_counter()
-        place = (
-            self._copied([*argv, *wish["env"].values()]) if self.keeps_places and wish.get("enter") is None else None
-        )
+        place = self._copied([*argv, *wish["env"].values()]) if self.keeps_places and "marker" in wish else None
         child = await self._inner.spawn(argv, **wish)
         self.sessions.add(child.pid)
-        self.spawned.append(Spawned(argv=tuple(argv), wish=wish, pid=child.pid, asked_at=asked_at, place=place))
+        self.spawned.append(Spawned(argv=tuple(argv), wish=wish, pid=child.pid, place=place))
         return child
 
     def _copied(self, words: Sequence[str]) -> tuple[str, str] | None:

@@ -186,6 +186,7 @@ async def _desk(world: World, wall: str, stack: AsyncExitStack) -> _Desk:
     await ours.bash("true", limit_s=LIMIT_S)  # its shell is there then, and was asked for last
     shell = world.warden.spawned[-1].pid
     theirs = await stack.enter_async_context(open_sandbox(runtime, spec, sandbox_id=f"{wall}-theirs"))
+    await theirs.bash(":", limit_s=LIMIT_S)
     return _Desk(wall=wall, ours=ours, shell=shell, theirs=theirs, recipe=recipe)
 
 

@@ -141,7 +141,9 @@ def _directory(path: str) -> str:
     from pathlib import Path
 
     if not Path(path).is_dir():
-        raise UsageError(f"--image {path}: there is no such directory")
+        raise UsageError(
+            f"--image {path}: there is no such directory; `prorld image inspect NAME` shows that of an image"
+        )
     return str(Path(path).absolute())
 
 

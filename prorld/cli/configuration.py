@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 # The kinds of ``prorld.wire.ops.BackendKindName``; written out so that help needs no import of the wire.
 BACKEND_KINDS = ("vllm", "sglang", "llamacpp", "openai", "prorl")
+# ``prorld.sandbox.kinds.KINDS``, likewise.
+SANDBOX_KINDS = ("bubblewrap", "apptainer", "docker", "local")
 
 
 def add_config_options(parser: argparse.ArgumentParser) -> None:
@@ -76,3 +78,17 @@ def load_of(args: argparse.Namespace, env: Mapping[str, str] | None = None) -> L
 
     file = None if args.config is None else Path(args.config).expanduser()
     return load(file, os.environ if env is None else env, flags_of(args))
+
+
+def add_sandbox_options(group: argparse._ArgumentGroup) -> None:
+    """Which configuration says how sandboxes are made, for commands that make some without a daemon."""
+    group.add_argument("--config", metavar="FILE", help="the daemon's configuration [$PRORLD_CONFIG]")
+    group.add_argument("--state-dir", metavar="DIR", help="the daemon's directory, with its images [$PRORLD_STATE]")
+
+
+def load_for_sandboxes(args: argparse.Namespace, **flags: object) -> Loaded:
+    """The configuration that ``add_sandbox_options`` names; ``flags`` are other settings by their dotted path."""
+    from prorld.config import load
+
+    file = None if args.config is None else Path(args.config).expanduser()
+    return load(file, os.environ, {"state.dir": args.state_dir, **flags})

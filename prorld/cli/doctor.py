@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -42,16 +43,26 @@ def run(args: argparse.Namespace) -> int:
     loaded = load_of(args)
 
     from prorld.cli.running import run_trio
+    from prorld.errors import ProrldError
     from prorld.ops.doctor import examine
     from prorld.ops.users import sandbox_user
-    from prorld.ops.walls import wall_of
+    from prorld.ops.walls import image_store, places_of, wall_of
     from prorld.sandbox.probe import check_wall
 
     chosen, user = loaded.config.sandbox, sandbox_user(loaded.config.sandbox.user)
 
     async def probe(kind: str) -> str | None:
         image = chosen.image if kind == chosen.runtime else None
-        return await check_wall(wall_of(chosen, kind), user=user, image=image)
+        wall = wall_of(chosen, kind)
+        if image is None:
+            return await check_wall(wall, user=user)
+        try:
+            with closing(image_store(loaded)) as store:
+                await store.prepare()
+                places = places_of(loaded.config, kind, store)
+                return await check_wall(wall, user=user, image=image, images=store, exposed=places)
+        except ProrldError as exc:  # the store itself can't be used
+            return exc.message
 
     findings = run_trio(partial(examine, loaded.config, loaded.state_dir, sandbox=probe))
     if args.json:

@@ -35,11 +35,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True, title="actions (list, if none)")
     _making_arguments(actions)
     listed = _action(actions, "list", "the images, the one used last first", "list_images")
+    listed.epilog = epilog(("prorld image list --json", "for scripts"))
     listed.description = "Lists the images of the store: names, digest, size, when one was used, whether it is in use."
     shown = _action(actions, "inspect", "what an image is, and what is in it", "inspect")
     shown.description = (
         "Tells what an image is and looks for the programs that tools use. A SIF file is unpacked for that, once."
     )
+    shown.epilog = epilog(("prorld image inspect small --verify", "and whether it is what it was"))
     shown.add_argument("image", metavar="IMAGE", help="name, digest (sha256:...) or its beginning")
     shown.add_argument("--verify", action="store_true", help="check the content against the digest, too")
     removed = _action(actions, "rm", "remove images", "remove_images")
@@ -47,11 +49,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Removes a name, and its image with the last name; a digest removes the image with all its names. An image\n"
         "that a process of this host uses stays, and the exit code is 75."
     )
+    removed.epilog = epilog(("prorld image rm small", "the name, and the image with its last one"))
     removed.add_argument("images", nargs="+", metavar="IMAGE", help="name, or digest (sha256:...)")
     collected = _action(actions, "gc", "remove leftovers, and what is old or too much", "collect_garbage")
     collected.description = (
         "Removes what was left by makers that died, images without a name and broken ones; with a limit also the\n"
         "images over it, the one used longest ago first. What a process of this host uses stays."
+    )
+    collected.epilog = epilog(
+        ("prorld image gc --dry-run", "what would go"),
+        ("prorld image gc --unused-days 14 --keep 50G", "what is old, then what is too much"),
     )
     collected.add_argument("--unused-days", type=days, metavar="DAYS", help="those not used for so long")
     collected.add_argument("--keep", type=size, metavar="SIZE", help="until the rest holds no more, such as 50G")
@@ -71,6 +78,10 @@ def _making_arguments(actions: Any) -> None:
         "Brings an image into the store: docker://, oras://, library:// or https:// (these need Apptainer), an\n"
         "archive (docker-archive:FILE, oci-archive:FILE, oci:DIR), a SIF file, or a directory, which is copied."
     )
+    pulled.epilog = epilog(
+        ("prorld image pull docker://python:3.12-slim --name py312", "from a registry"),
+        ("prorld image pull /srv/rootfs --name mine", "a directory"),
+    )
     pulled.add_argument("source", metavar="REF", help="the reference, file or directory")
     pulled.add_argument("--digest", type=digest, metavar="sha256:HEX", help="refuse anything else")
     _name_and_mode(pulled, "versioned")
@@ -78,6 +89,10 @@ def _making_arguments(actions: Any) -> None:
     built.description = (
         "Builds a SIF file from an Apptainer definition, or from the one in a directory (Apptainer, Singularity or\n"
         "NAME.def), without root and without anything of your environment. Needs Apptainer and prorld[apptainer]."
+    )
+    built.epilog = epilog(
+        ("prorld image build env.def --name env --arg VERSION=3", "with an argument of the definition"),
+        ("prorld image build ./env --lock-file ./env/uv.lock", "again when the lock file changes"),
     )
     built.add_argument("source", metavar="DEF|DIR", help="the definition, or its directory")
     built.add_argument(
@@ -91,6 +106,11 @@ def _making_arguments(actions: Any) -> None:
     made.description = (
         "Makes a small image from packages of this host's distribution and what they depend on, without root; by\n"
         "default python3, git and procps. Packages are unpacked, no script of theirs runs. Needs apt."
+    )
+    made.epilog = epilog(
+        ("prorld image rootfs small", "python3, git and procps"),
+        ("prorld image rootfs cells --ipython", "with IPython"),
+        ("prorld image rootfs build python3 git gcc make", "of these packages"),
     )
     made.add_argument("name", metavar="NAME", help="what to call it")
     made.add_argument("packages", nargs="*", metavar="PACKAGE", help="instead of the default ones")

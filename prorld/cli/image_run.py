@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import argparse
-import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import closing
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 import trio
 
+from prorld.cli.configuration import load_for_sandboxes
 from prorld.cli.exits import Exit
 from prorld.cli.image_progress import StepLines, sized
 from prorld.cli.output import clean, count, note, say, say_json, table
 from prorld.cli.running import run_trio
-from prorld.config import load
 from prorld.errors import SandboxError
-from prorld.ops.users import sandbox_user
+from prorld.ops.walls import image_store
 from prorld.sandbox.images.collecting import Collected, Removed, collect, remove
 from prorld.sandbox.images.look import Contents, look
 from prorld.sandbox.images.making import Made, build, pull
@@ -32,8 +30,6 @@ from prorld.sandbox.images.store import ImageStore
 __all__ = ["build_image", "collect_garbage", "inspect", "list_images", "make_image", "pull_image", "remove_images"]
 
 T = TypeVar("T")
-
-IMAGES_DIRECTORY = "images"
 
 _SHORT_DIGEST = len("sha256:") + 12
 
@@ -175,14 +171,8 @@ def collect_garbage(args: argparse.Namespace) -> int:
 
 def _with_store(args: argparse.Namespace, work: Callable[[ImageStore, StepLines], Awaitable[T]]) -> T:
     """Open the store that the options name, do the work, and let go of everything; Ctrl-C ends it cleanly."""
-    flags: dict[str, object] = {"state.dir": args.state_dir, "sandbox.images_dir": args.images_dir}
-    loaded = load(None if args.config is None else Path(args.config).expanduser(), os.environ, flags)
-    settings = loaded.config.sandbox
-    directory = loaded.state_dir / IMAGES_DIRECTORY
-    if settings.images_dir is not None:
-        directory = Path(settings.images_dir).expanduser()
-    store = ImageStore(directory, owner=sandbox_user(settings.user), apptainer=settings.apptainer)
-    with closing(store), closing(StepLines(sys.stderr)) as progress:
+    loaded = load_for_sandboxes(args, **{"sandbox.images_dir": args.images_dir})
+    with closing(image_store(loaded)) as store, closing(StepLines(sys.stderr)) as progress:
         return run_trio(partial(_interruptible, partial(work, store, progress)))
 
 

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from prorld.cli.common import Help, add_json_option, epilog
+from prorld.cli.configuration import SANDBOX_KINDS, add_sandbox_options
 from prorld.cli.exits import Exit
 from prorld.cli.output import program, say
 
@@ -26,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True, title="actions")
     new = actions.add_parser("new", help="write a package", formatter_class=Help)
     new.description = "Writes a wheel project with a handler, examples, a test and a page. Overwrites nothing."
+    new.epilog = epilog(("prorld plugin new word-count", "into ./prorld-word-count"))
     new.add_argument("name", metavar="NAME", help="the handler's name, for example word-count")
     new.add_argument("--dir", metavar="DIR", help="the directory to make (default ./prorld-NAME)")
     new.set_defaults(act=_new)
@@ -34,11 +36,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Runs the handler contract, one line per check: types, prompts, grades of hostile answers, a cancel at every\n"
         "step, leftovers. Exit 0 when every check passes."
     )
+    check.epilog = epilog(
+        ("prorld plugin check .", "the project here, on fakes"),
+        ("prorld plugin check . --sandbox bubblewrap", "in real sandboxes"),
+    )
     check.add_argument("target", metavar="PATH|NAME", help="a project's directory, or an installed handler")
     check.add_argument(
         "--instances", metavar="FILE", help="instances, one per line (default: examples.jsonl beside it)"
     )
-    check.add_argument("--sandbox", choices=("fake", "bubblewrap"), default="fake", help="sandboxes (default fake)")
+    check.add_argument(
+        "--sandbox", choices=("fake", *SANDBOX_KINDS), default="fake", help="sandboxes (default fake)"
+    )  # fmt: skip
+    add_sandbox_options(check.add_argument_group("whose sandboxes, where they are real"))
     check.add_argument("--limit", type=int, default=3, metavar="N", help="use the first N instances (default 3)")
     add_json_option(check)
     check.set_defaults(act=_check)
@@ -59,9 +68,9 @@ def _new(args: argparse.Namespace) -> int:
         "",
         "next:",
         f"  cd {directory}",
-        "  pip install -e '.[dev]'",
-        "  pytest",
         f"  {program()} plugin check .",
+        "  pip install -e '.[dev]'   # beside prorld; where that is its own repository: ./just plugin DIR",
+        "  pytest",
     )
     return Exit.OK
 

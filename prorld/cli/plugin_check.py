@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import Any
 
@@ -11,12 +13,15 @@ import msgspec
 import trio
 
 from prorld.cli.author_trace import author_lines
+from prorld.cli.configuration import load_for_sandboxes
 from prorld.cli.exits import Exit
 from prorld.cli.local import instances_of, open_registry, silence_logs
 from prorld.cli.output import note, say, say_json, seconds, style_for
 from prorld.cli.running import run_trio
 from prorld.cli.sandboxes import open_runtime
 from prorld.handlers.base import AgentHandler
+from prorld.sandbox.contract import SandboxRuntime
+from prorld.testing.fake_sandbox import FakeRuntime
 from prorld.testing.handler_contract import CHECK_S, HANDLER_CONTRACT, HandlerCheck, HandlerUnderTest
 
 
@@ -38,7 +43,8 @@ def check(args: argparse.Namespace) -> int:
     instances = instances_of(handler, args.instances)[: max(1, args.limit)]
     if not args.json:
         note(f"checking {name} on {len(instances)} instance{'' if len(instances) == 1 else 's'}")
-    results = run_trio(partial(_check_all, handler, instances, args.sandbox, told=not args.json))
+    under = partial(open_runtime, args.sandbox, load_for_sandboxes(args))
+    results = run_trio(partial(_check_all, handler, instances, under, told=not args.json))
     failed = sum(not result.ok for result in results)
     if args.json:
         say_json(results)
@@ -48,12 +54,17 @@ def check(args: argparse.Namespace) -> int:
 
 
 async def _check_all(
-    handler: AgentHandler[Any], instances: list[dict[str, Any]], sandbox: str, *, told: bool
+    handler: AgentHandler[Any],
+    instances: list[dict[str, Any]],
+    opened: Callable[[], AbstractAsyncContextManager[SandboxRuntime]],
+    *,
+    told: bool,
 ) -> list[Result]:
     results: list[Result] = []
-    async with open_runtime(sandbox) as runtime:
+    async with opened() as runtime:
         # Each check gets fakes of its own; real sandboxes share their warden.
-        under = HandlerUnderTest(handler=handler, instances=instances, runtime=None if sandbox == "fake" else runtime)
+        shared = None if isinstance(runtime, FakeRuntime) else runtime
+        under = HandlerUnderTest(handler=handler, instances=instances, runtime=shared)
         for one in HANDLER_CONTRACT:
             result, error = await _check_one(one, under)
             results.append(result)

@@ -53,7 +53,8 @@ def status_lines(status: Status, ready: Ready, address: str) -> list[str]:
     for name in ("init", "run", "eval"):
         stage = getattr(status.stages, name)
         lines.append(f"{name:<10} {stage.active} of {stage.workers} workers busy, {stage.waiting} waiting")
-    lines.append(f"sandboxes  {status.sandboxes}{', each in a cgroup of its own' if status.cgroups else ''}")
+    warm = f", of them {status.sandboxes_warm} waiting for a job" if status.sandboxes_warm else ""
+    lines.append(f"sandboxes  {status.sandboxes}{warm}{', each in a cgroup of its own' if status.cgroups else ''}")
     lag = status.loop_lag_s
     lines.append(f"loop lag   {lag.p50 * 1000:.1f} ms median, {lag.p99 * 1000:.1f} ms p99")
     if status.backends:

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from prorld.cli.common import add_json_option, epilog, positive
-from prorld.cli.configuration import backend
+from prorld.cli.configuration import SANDBOX_KINDS, add_sandbox_options, backend, load_for_sandboxes
 from prorld.cli.exits import Exit, UsageError
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = epilog(
         ("prorld try math @examples.jsonl --turn 42", "a scripted policy: no engine needed"),
         ("""prorld try ./prorld-word-count '{"word": "a", "letter": "a"}'""", "a project, on the embedded engine"),
+        ("prorld try math @examples.jsonl --turn 42 --sandbox apptainer", "in another kind of sandbox"),
         ("prorld try math @- --backend vllm=http://gpu1:8000 --tokenizer /models/qwen3", "your engine"),
     )
     parser.add_argument("handler", metavar="HANDLER", help="an installed handler, or a project's directory")
@@ -40,10 +41,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     who.add_argument("--backend", type=backend, metavar="KIND=URL", help="an engine of yours")
     who.add_argument("--tokenizer", metavar="DIR", help="its tokenizer, where the engine's is not on this machine")
-    parser.add_argument(
-        "--sandbox", choices=("bubblewrap", "fake"), default="bubblewrap",
-        help="real sandboxes, or ones that understand echo and print only (default bubblewrap)",
+    where = parser.add_argument_group("where it acts (by default in the sandboxes of the daemon's configuration)")
+    where.add_argument(
+        "--sandbox", choices=(*SANDBOX_KINDS, "fake"),
+        help="another kind; the fake ones understand echo and print only",
     )  # fmt: skip
+    add_sandbox_options(where)
     parser.add_argument("--max-tokens", type=positive, default=512, metavar="N", help="tokens in one turn (512)")
     parser.add_argument("--max-turns", type=positive, default=8, metavar="N", help="turns of the policy (8)")
     parser.add_argument("--temperature", type=float, metavar="T", help="sampling temperature (default 1)")
@@ -77,6 +80,7 @@ def run(args: argparse.Namespace) -> int:
             job_of(args, name, instance),
             engine=Engine(turns=args.turn, backend=args.backend, tokenizer=args.tokenizer),
             sandbox=args.sandbox,
+            loaded=load_for_sandboxes(args),
             recorder=Recorder(live.sandbox_call),
             on_event=live.event,
         )

@@ -18,6 +18,7 @@ import trio
 
 from prorld.cli.sandboxes import open_runtime
 from prorld.cli.try_record import Recorder
+from prorld.config import Loaded
 from prorld.domain.outcome import DEFAULT_VERDICTS, Stage
 from prorld.handlers.base import AgentHandler, Grade, JobContext, RunResult
 from prorld.handlers.registry import Registry
@@ -85,7 +86,8 @@ async def roll_out(
     job: SubmitJob,
     *,
     engine: Engine,
-    sandbox: str,
+    sandbox: str | None,
+    loaded: Loaded,
     recorder: Recorder,
     on_event: Callable[[JobEvent], None],
 ) -> Rollout:
@@ -94,7 +96,7 @@ async def roll_out(
     assert job.job_id is not None
     failures: list[Failure] = []
     _watch_failures(registry.get(job.handler), failures)
-    async with _joined(engine) as joined, open_runtime(sandbox) as runtime, trio.open_nursery() as nursery:
+    async with _joined(engine) as joined, open_runtime(sandbox, loaded) as runtime, trio.open_nursery() as nursery:
         metrics = Metrics()
         pool = BackendPool(joined.factories, metrics)
         await nursery.start(pool.run, name="pool")

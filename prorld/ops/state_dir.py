@@ -14,7 +14,7 @@ import msgspec
 from prorld.errors import ConfigError
 from prorld.wire.ops import Endpoint
 
-__all__ = ["ENDPOINT_FILE", "OPEN_TO_OTHERS", "announced", "held"]
+__all__ = ["ENDPOINT_FILE", "OPEN_TO_OTHERS", "announced", "held", "make_private"]
 
 ENDPOINT_FILE = "endpoint.json"
 LOCK_FILE = "lock"
@@ -22,15 +22,23 @@ LOCK_FILE = "lock"
 OPEN_TO_OTHERS = 0o066
 
 
+def make_private(directory: Path) -> None:
+    """Make the directory where it is missing, as the daemon wants it: commands may well come before the first start."""
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as exc:
+        raise _unusable(directory, exc) from exc
+
+
 @contextmanager
 def held(directory: Path) -> Iterator[None]:
     """Hold the directory for this process: a second daemon on it is refused. The kernel lets go when this one dies."""
+    make_private(directory)
     try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         _check_private(directory)
         fd = os.open(directory / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError as exc:
-        raise ConfigError(f"the state directory {directory} can't be used: {exc.strerror}") from exc
+        raise _unusable(directory, exc) from exc
     try:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -39,6 +47,10 @@ def held(directory: Path) -> Iterator[None]:
         yield
     finally:
         os.close(fd)
+
+
+def _unusable(directory: Path, exc: OSError) -> ConfigError:
+    return ConfigError(f"the state directory {directory} can't be used: {exc.strerror}")
 
 
 def _check_private(directory: Path) -> None:

@@ -58,7 +58,7 @@ class Views:
 
     def status(self) -> Status:
         """``GET /v1/status``."""
-        seen = self.lag.quantiles()
+        seen, sandboxes = self.lag.quantiles(), self.runtime.list()
         return Status(
             version=__version__,
             boot_id=self.boot_id,
@@ -69,7 +69,8 @@ class Views:
             outcomes=self.supervisor.outcomes(),
             stages=self.supervisor.stages(),
             backends=self.pool.list().items,
-            sandboxes=len(self.runtime.list()),
+            sandboxes=len(sandboxes),
+            sandboxes_warm=sum(not one.job_id for one in sandboxes),
             cgroups=self.cgroups,
             loop_lag_s=LoopLagStatus(p50=seen.p50_s, p99=seen.p99_s),
             conditions=self.health.conditions(),

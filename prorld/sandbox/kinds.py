@@ -13,10 +13,12 @@ from prorld.sandbox.docker import Docker
 from prorld.sandbox.local import Local
 from prorld.sandbox.wall import Wall
 
-__all__ = ["DEFAULT", "KINDS", "WallSettings", "make_wall"]
+__all__ = ["DEFAULT", "KINDS", "ROOTLESS", "WallSettings", "make_wall"]
 
 DEFAULT = "bubblewrap"
-KINDS = (DEFAULT, "apptainer", "docker", "local")
+# Those that share the store of images.
+ROOTLESS = (DEFAULT, "apptainer")
+KINDS = (*ROOTLESS, "docker", "local")
 
 
 class WallSettings(msgspec.Struct, frozen=True, kw_only=True):

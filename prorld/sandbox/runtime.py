@@ -86,7 +86,7 @@ class Runtime:
         task_status: trio.TaskStatus[Sandbox] = trio.TASK_STATUS_IGNORED,
     ) -> None:
         """Make a sandbox, hand it out, keep it until cancelled, then leave nothing behind. Raises ``SandboxError``."""
-        spec = msgspec.structs.replace(spec, image=spec.image or self._default_image)
+        spec = _checked(msgspec.structs.replace(spec, image=spec.image or self._default_image))
         _check_workdir(spec.workdir)
         _check_environment(spec.env)
         self._wall.check(spec)
@@ -189,6 +189,14 @@ async def _last_words(holder: Child) -> str:
         while piece := await holder.tty.receive_some(1 << 12):
             said = (said + piece)[-500:]
     return said.decode("utf-8", "replace").strip() or "ended without a word"
+
+
+def _checked(spec: SandboxSpec) -> SandboxSpec:
+    """A struct takes whatever code gives it; what no sandbox can be made of is said before anything is begun."""
+    try:
+        return msgspec.convert(msgspec.to_builtins(spec), SandboxSpec)
+    except (msgspec.ValidationError, TypeError) as exc:
+        raise SandboxError(f"the spec of the sandbox: {exc}", retryable=False) from None
 
 
 def _check_workdir(path: str) -> None:

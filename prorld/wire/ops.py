@@ -247,7 +247,7 @@ class SandboxList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
-    """``GET /v1/status``. ``cgroups`` says that each sandbox has a cgroup of its own, with its limits."""
+    """``GET /v1/status``. ``sandboxes_warm`` of the sandboxes wait for a job; ``cgroups``: each has one of its own."""
 
     version: str
     boot_id: str
@@ -259,6 +259,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     stages: Stages
     backends: list[BackendInfo]
     sandboxes: int
+    sandboxes_warm: int = 0
     cgroups: bool = False
     loop_lag_s: LoopLagStatus
     conditions: list[Condition] = []

@@ -15,6 +15,7 @@ from prorld.bench.peers import PEERS, peer_round
 from prorld.bench.sandbox_world import WALLS, open_runtimes
 from prorld.bench.tools import AIMS, ToolsFigures, ToolsPlan, aims_of, missed, run_tools, with_ratios
 from prorld.sandbox.contract import CommandResult
+from prorld.testing.sandbox_contract import open_sandbox
 
 PLAN = ToolsPlan(live=300)
 
@@ -127,6 +128,18 @@ async def test_a_wall_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch
     async with open_runtimes(("apptainer",), None) as world:
         assert world.runtimes == {}
         assert world.missing["apptainer"].startswith("apptainer: ")
+
+
+@pytest.mark.slow
+async def test_how_a_wall_starts_is_not_mistaken_for_a_shell_that_comes_up_late() -> None:
+    """Without a wall sessions enter nothing, and that of another sandbox may be asked for meanwhile."""
+    async with (
+        open_runtimes(("bare", "bubblewrap"), None) as world,
+        open_sandbox(world.runtimes["bare"], world.spec("bare"), sandbox_id="late"),
+    ):
+        for wall in ("bubblewrap", "bare"):
+            with (await world.recipe(wall)).prepared(world.runtime_dir / wall, "true") as order:
+                assert tuple(order.argv[-2:]) == ("-c", "true")
 
 
 @pytest.mark.slow

@@ -10,12 +10,13 @@ from typing import get_args
 
 import pytest
 
-from prorld.cli.configuration import BACKEND_KINDS, add_config_options, backend, flags_of, load_of
+from prorld.cli.configuration import BACKEND_KINDS, SANDBOX_KINDS, add_config_options, backend, flags_of, load_of
 from prorld.cli.doctor import line
 from prorld.cli.jobs import STATES
 from prorld.cli.output import Style
 from prorld.domain.job import JobState
 from prorld.ops.findings import Finding
+from prorld.sandbox.kinds import KINDS
 from prorld.wire.ops import BackendKindName
 
 
@@ -62,6 +63,7 @@ def test_a_wrong_engine_is_refused(text):
 def test_words_that_are_written_out_are_those_of_the_contract():
     """Names repeated for a quick start have not drifted away."""
     assert set(BACKEND_KINDS) == set(get_args(BackendKindName))
+    assert SANDBOX_KINDS == KINDS
     assert set(STATES) == {state.value for state in JobState}
 
 

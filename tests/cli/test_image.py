@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -21,7 +22,9 @@ from prorld.cli.exits import Exit
 from prorld.cli.image_progress import StepLines, sized
 from prorld.cli.main import build_parser, main
 from prorld.cli.parser import parsed
+from prorld.kit.lanes import Lane
 from prorld.sandbox.images.records import Mode
+from prorld.sandbox.tiny_image import make_tiny_image
 from tests.sandbox.images.support import StandIn, fake_sif, small_tree
 from tests.sandbox.support import gone
 
@@ -258,3 +261,18 @@ def test_the_modes_of_the_help_are_those_of_the_store():
     assert set(image.MODES) == set(Mode.__args__)  # type: ignore[attr-defined]
     assert parsed(build_parser(), ["image", "build", "x"]).mode == "lock"
     assert parsed(build_parser(), ["image", "pull", "x"]).mode == "versioned"
+
+
+@pytest.mark.slow
+def test_the_doctor_tries_the_image_of_the_configuration(place, monkeypatch, capsys):
+    """An image of the store, by its name; one that is not there is what is wrong, with the cure that fits, once."""
+    trio.run(make_tiny_image, place / "tree", (os.getuid(), os.getgid()), Lane("test", 1))
+    assert main(["image", "pull", str(place / "tree"), "--name", "tiny"]) == 0
+    ends = {"tiny": "", "tin": "there is no image 'tin' in the store; `prorld image list` names what there is"}
+    for name, end in ends.items():
+        monkeypatch.setenv("PRORLD__SANDBOX__IMAGE", name)
+        capsys.readouterr()
+        main(["doctor"])
+        [line] = [line for line in capsys.readouterr().out.splitlines() if "sandbox bubblewrap" in line]
+        assert line.startswith("FAIL" if end else "ok  "), line
+        assert line.endswith(end)

@@ -36,6 +36,10 @@ def python(*argv, **env):
     return subprocess.run([sys.executable, *argv], env=environ, capture_output=True, text=True, check=False)
 
 
+ACTIONS = [f"image {name}" for name in ("list", "pull", "build", "rootfs", "inspect", "rm", "gc")]
+ACTIONS += ["plugin new", "plugin check"]
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_teaches(cli, command):
     """Help of every command exits 0, shows examples of that very command and the exit codes."""
@@ -43,6 +47,14 @@ def test_every_command_teaches(cli, command):
     assert code == 0
     assert f"prorld {command}" in out.partition("examples:")[2]
     assert "exit codes:" in out
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+def test_actions_teach_as_commands_do(cli, action):
+    """With an example of that very action."""
+    code, out, _ = cli(*action.split(), "--help")
+    assert code == 0
+    assert f"prorld {action}" in out.partition("examples:")[2]
 
 
 def test_the_list_of_commands_fits_a_terminal(cli):
@@ -55,8 +67,8 @@ def test_the_list_of_commands_fits_a_terminal(cli):
 
 def examples(cli):
     """What every help shows to be typed, as words; what a shell keeps for itself is left out."""
-    for command in COMMANDS:
-        _, out, _ = cli(command, "--help")
+    for command in [*COMMANDS, *ACTIONS]:
+        _, out, _ = cli(*command.split(), "--help")
         shown = out.partition("examples:")[2].partition("exit codes:")[0]
         for line in shown.splitlines():
             typed = re.search(r"^(?:source <\(| *)\b(prorld [^#)]*)", line.strip())

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import tomllib
 
 import pytest
+import trio
 
 from prorld.cli.exits import UsageError
 from prorld.cli.plugin_files import NAME_CHARS_MAX, check_name, rendered
+from prorld.kit.lanes import Lane
+from prorld.sandbox.tiny_image import make_tiny_image
 from prorld.testing.handler_contract import HANDLER_CONTRACT
 
 TOOL = '<tool_call>{"name": "python", "arguments": {"code": "print(\'3\')"}}</tool_call>'
@@ -168,6 +172,32 @@ def test_trying_shows_everything(cli, project):
         assert words in err
     for words in ("strawberry", "reward     1", "sampled", "run  ", "python(code="):
         assert words in out
+
+
+@pytest.mark.slow
+def test_trying_on_an_image_of_the_store(cli, project, tmp_path):
+    """The sandbox is the daemon's: of the runtime that is configured, with the images that it has."""
+    trio.run(make_tiny_image, tmp_path / "tree", (os.getuid(), os.getgid()), Lane("test", 1))
+    assert cli("image", "pull", str(tmp_path / "tree"), "--name", "tiny")[0] == 0
+    instance = '{"word": "x", "letter": "x"}'
+    call = TOOL.replace("python", "bash").replace("code", "command").replace("print('3')", "echo /*")
+    edit(project, "SandboxSpec()", 'SandboxSpec(image="tiny")')
+    edit(project, '("python",)', '("bash",)')
+    code, out, err = cli("try", str(project[0]), instance, "--turn", call, "--turn", "1")
+    assert code == 0, err
+    assert "/probed" in out
+    code, out, _ = cli("try", str(project[0]), instance, "--turn", "1", "--state-dir", str(tmp_path / "other"))
+    assert code == 1
+    assert "there is no image 'tiny' in the store" in out
+
+
+def test_trying_where_no_sandbox_can_be_made(cli, project, monkeypatch):
+    """One line that says why, before anything is tried."""
+    monkeypatch.setenv("PRORLD__SANDBOX__RUNTIME", "apptainer")
+    monkeypatch.setenv("PRORLD__SANDBOX__APPTAINER", "/nowhere/apptainer")
+    done = cli("try", str(project[0]), '{"word": "x", "letter": "x"}', "--turn", "1")
+    assert (done[0], done[1]) == (1, "")
+    assert "/nowhere/apptainer, can't be run" in done[2]
 
 
 def test_trying_shows_where_an_exception_came_from(cli, project):

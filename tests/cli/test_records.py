@@ -74,6 +74,14 @@ def test_status_without_an_engine_says_how_to_get_one():
     assert "prorld doctor" in text
 
 
+def test_status_tells_sandboxes_that_wait_from_those_of_jobs():
+    """Some live although there is no job."""
+    ready = Ready(ready=True)
+    assert "sandboxes  1" in status_lines(make_status(), ready, "a")
+    text = "\n".join(status_lines(make_status(sandboxes=3, sandboxes_warm=2), ready, "a"))
+    assert "sandboxes  3, of them 2 waiting for a job\n" in text
+
+
 def test_status_lists_engines():
     """Engines are a table."""
     engine = BackendInfo(

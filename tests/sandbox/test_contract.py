@@ -8,6 +8,7 @@ import pytest
 import trio.testing
 
 from prorld.sandbox.apptainer import Apptainer
+from prorld.sandbox.docker import Docker
 from prorld.sandbox.local import Local
 from prorld.sandbox.runtime import Runtime
 from prorld.sandbox.warden_client import Warden
@@ -36,21 +37,33 @@ async def test_local(check: SandboxCheck, warden: Warden, runtime_dir: Path) -> 
     await check.run(Runtime(Local(forced=True), warden, runtime_dir=runtime_dir, boot_id=BOOT_ID))
 
 
+# Looked for in fixtures that are no coroutines: of a skip within an event loop the reason is lost.
+@pytest.fixture(params=["directory", "sif"])
+def apptainer(request: pytest.FixtureRequest) -> tuple[Apptainer, str]:
+    """Apptainer, and an image for it."""
+    image = str(real_image(request.param))
+    return Apptainer(real_apptainer()), image
+
+
+@pytest.fixture
+def docker() -> tuple[Docker, str]:
+    """Docker, and its image."""
+    return real_docker()
+
+
 @pytest.mark.real
-@pytest.mark.parametrize("kind", ["directory", "sif"])
 @pytest.mark.parametrize("check", sandbox_checks(), ids=lambda check: check.name)
-async def test_apptainer(check: SandboxCheck, kind: str, warden: Warden, runtime_dir: Path) -> None:
+async def test_apptainer(
+    check: SandboxCheck, apptainer: tuple[Apptainer, str], warden: Warden, runtime_dir: Path
+) -> None:
     """Apptainer answers as the contract says, on an image that is a directory and on one that is a file."""
-    image = str(real_image(kind))
-    runtime = Runtime(
-        Apptainer(real_apptainer()), warden, runtime_dir=runtime_dir, boot_id=BOOT_ID, default_image=image
-    )
-    await check.run(runtime)
+    wall, image = apptainer
+    await check.run(Runtime(wall, warden, runtime_dir=runtime_dir, boot_id=BOOT_ID, default_image=image))
 
 
 @pytest.mark.real
 @pytest.mark.parametrize("check", sandbox_checks(), ids=lambda check: check.name)
-async def test_docker(check: SandboxCheck, warden: Warden, runtime_dir: Path) -> None:
+async def test_docker(check: SandboxCheck, docker: tuple[Docker, str], warden: Warden, runtime_dir: Path) -> None:
     """Docker answers as the contract says, with a warden of ours in each container."""
-    wall, image = real_docker()
+    wall, image = docker
     await check.run(Runtime(wall, warden, runtime_dir=runtime_dir, boot_id=BOOT_ID, default_image=image))

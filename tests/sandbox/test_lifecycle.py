@@ -16,7 +16,7 @@ import pytest
 import trio
 
 from prorld.errors import ConfigError, SandboxError
-from prorld.sandbox.contract import SandboxSpec
+from prorld.sandbox.contract import SandboxLimits, SandboxSpec
 from prorld.sandbox.reaper import Reaped, reap
 from prorld.sandbox.runtime import Runtime
 from prorld.sandbox.warden_client import Warden, run_warden
@@ -207,8 +207,11 @@ async def test_never_as_root() -> None:
         SandboxSpec(env={"A": "\0"}),
         SandboxSpec(env={"A": "\ud800"}),
         SandboxSpec(workdir="/proc/1"),
+        SandboxSpec(kernel="iPython"),  # type: ignore[arg-type]
+        SandboxSpec(limits=SandboxLimits(memory_bytes=1)),
+        SandboxSpec(env={"A": 1}),  # type: ignore[dict-item]
     ],
-    ids=["image", "large environment", "name", "value", "no text", "workdir"],
+    ids=["image", "large environment", "name", "value", "no text", "workdir", "kernel", "limit", "no string"],
 )
 async def test_impossible_spec(runtime: Runtime, spec: SandboxSpec) -> None:
     """What can't be made is an error that comes out bare, and nothing is left."""

@@ -45,6 +45,17 @@ async def test_the_configured_image_is_tried() -> None:
     assert "no such image: /nowhere" in str(await check_wall(Bubblewrap(), image="/nowhere"))
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="only root's sandboxes run as somebody else")
+async def test_what_lies_below_a_closed_directory_is_reached_where_it_is_exposed(place: Path) -> None:
+    """As the daemon reaches the images in its state directory."""
+    closed = place / "closed"
+    closed.mkdir(mode=0o700)
+    owner = (65534, 65534)
+    image = str(await make_tiny_image(closed / "image", owner, Lane("test", 1)))
+    assert "Permission denied" in str(await check_wall(Bubblewrap(), user=owner, image=image))
+    assert await check_wall(Bubblewrap(), user=owner, image=image, exposed=[image]) is None
+
+
 async def test_a_tiny_image(place: Path, warden: Warden, runtime_dir: Path) -> None:
     """It is a root file system with a shell, and its directories can be removed and made again in a sandbox."""
     image = await make_tiny_image(place / "image", (warden.uid, warden.gid), Lane("test", 1))

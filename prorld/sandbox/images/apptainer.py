@@ -37,7 +37,7 @@ _NETWORK = (
 )  # fmt: skip
 # What a registry says that it says the next time, too.
 _SETTLED = ("unauthorized", "denied", "manifest unknown", "not found", "no such image", "invalid reference format")
-_CURE = "install it, run `scripts/apptainer` of prorld's sources, or name one with sandbox.apptainer"
+CURE = "install it, run `scripts/apptainer` of prorld's sources, or name one with sandbox.apptainer"
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,7 +71,7 @@ def find_apptainer(chosen: str | None = None) -> str:
     ours = Path(sys.prefix).parent / ".tools" / "apptainer" / "bin" / "apptainer"
     if os.access(ours, os.X_OK):
         return str(ours)
-    raise SandboxError(f"there is no Apptainer here: {_CURE}", code="no_apptainer", retryable=False)
+    raise SandboxError(f"there is no Apptainer here: {CURE}", code="no_apptainer", retryable=False)
 
 
 class Apptainer:
@@ -166,7 +166,9 @@ def failed(action: str, source: str, last: list[str]) -> SandboxError:
     code = {"build": "image_build_failed", "pull": "image_pull_failed"}.get(action, "image_broken")
     is_settled = any(said in words.lower() for said in _SETTLED)
     if any("No module named 'spython'" in line for line in last):
-        words, code = "the package spython is missing: pip install 'prorld[apptainer]'", "no_apptainer"
+        words, code = "the package spython is missing; prorld[apptainer] and `./just init` bring it", "no_apptainer"
+    elif "newuidmap was not found" in words:
+        words += "; install it (the package uidmap), or build as a user that /etc/subuid does not name"
     details = {"said": last}
     return SandboxError(
         f"Apptainer could not {action} {source}: {words}",

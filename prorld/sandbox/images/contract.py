@@ -43,7 +43,8 @@ class PathImages:
         await trio.lowlevel.checkpoint()
         kind = _kind_of(Path(name))
         if kind is None or (kind == "sif" and unpacked):
-            raise SandboxError(f"no such image: {name}", code="no_image", retryable=False)
+            words = "" if name.startswith("/") else " (an absolute path is needed here: there is no store)"
+            raise SandboxError(f"no such image: {name}{words}", code="no_image", retryable=False)
         return Image(name=name, path=name, kind=kind)
 
 

@@ -96,8 +96,12 @@ class ImageStore:
             if record is not None:
                 return record
             self._release(digest)
-        cure = f"; `prorld image pull {name}` brings it here" if is_reference(name) else ""
-        raise SandboxError(f"there is no image {name!r} in the store{cure}", code="no_image", retryable=False)
+        cure = (
+            f"`prorld image pull {name}` brings it here"
+            if is_reference(name)
+            else "`prorld image list` names what there is"
+        )
+        raise SandboxError(f"there is no image {name!r} in the store; {cure}", code="no_image", retryable=False)
 
     async def hold(self, digest: str) -> None:
         """Keep an image from being removed until this store is closed."""
