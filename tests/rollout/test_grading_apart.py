@@ -107,18 +107,61 @@ async def test_what_is_not_there_is_left_out(leaves, autojump_clock: trio.testin
 
 
 @pytest.mark.parametrize(
-    "leaves",
-    [{"diff": b"x" * 1001}, {"diff": b"x" * 600, "src/new.py": b"x" * 401}],
-    ids=["one file", "together"],
+    ("leaves", "carried"),
+    [
+        ({"diff": b"x" * 1001}, {}),
+        ({"diff": b"x" * 600, "src/new.py": b"x" * 401}, {"diff": b"x" * 600}),
+        ({"diff": b"x" * 1001, "src/new.py": b"x"}, {"src/new.py": b"x"}),
+    ],
+    ids=["one file", "together", "the first"],
 )
-async def test_too_much_is_an_error_and_no_grade(leaves, autojump_clock: trio.testing.MockClock) -> None:
-    """What is over the bound is never cut, and never graded as if it were not there."""
+async def test_too_much_is_no_way_out_of_a_grade(leaves, carried, autojump_clock: trio.testing.MockClock) -> None:
+    """What is over the bound is left out whole, as if it were not there, and told: a policy must not gain by it."""
     async with room() as here:
         handler = Apart(leaves)
         apart(here, handler)
         record = await graded(here)
-        assert (record.outcome.kind, record.outcome.code) == (OutcomeKind.HANDLER_ERROR, "carry_refused")
-        assert (record.reward, handler.graded) == (None, [])
+        assert (record.outcome.kind, record.reward) == (OutcomeKind.OK, 0.0)
+        assert handler.seen == [carried]
+        told = [event.data for event in here.supervisor.events("a", "tests") if event.event == "job.progress"]
+        (left_out,) = {"diff", "src/new.py"} & set(leaves) - set(carried)
+        assert [(data["what"], data["facts"]["path"]) for data in told if data["facts"].get("path") in leaves] == [
+            ("not carried over", left_out)
+        ]
+        here.assert_clean()
+
+
+class Holding(Apart):
+    """Its rollout holds the file for longer than so many reads wait."""
+
+    name = "apart"
+
+    def __init__(self, reads: int) -> None:
+        super().__init__()
+        self.held = reads
+
+    async def carry(self, job: JobContext[FakeInstance]) -> Mapping[str, bytes]:
+        sandbox: Any = job.sandbox
+        read = sandbox.read_file
+
+        async def held(path: str, *, max_bytes: int) -> bytes:
+            self.held -= 1
+            if self.held >= 0:
+                raise TimeoutError(f"{path}: not let go of")
+            return bytes(await read(path, max_bytes=max_bytes))
+
+        sandbox.read_file = held
+        return await super().carry(job)
+
+
+@pytest.mark.parametrize(("reads", "kind"), [(1, OutcomeKind.OK), (2, OutcomeKind.HANDLER_ERROR)])
+async def test_a_file_that_is_held_is_read_again(reads, kind, autojump_clock: trio.testing.MockClock) -> None:
+    """A lease outlasts one read and not two; what can't be read then may be this host's fault, and is no grade."""
+    async with room() as here:
+        handler = Holding(reads)
+        apart(here, handler)
+        record = await graded(here)
+        assert (record.outcome.kind, record.reward) == (kind, 1.0 if kind is OutcomeKind.OK else None)
         here.assert_clean()
 
 
