@@ -147,6 +147,9 @@ async def _pull_path(store: ImageStore, path: Path, name: str, mode: Mode, progr
         return Made(name=name, record=record, reused=record.digest in before)
     if not await store.lane.run(path.is_dir):
         raise SandboxError(f"there is no image at {path}", code="no_image", retryable=False)
+    if await store.lane.run(_holds, path, store.directory):
+        words = f"the store {store.directory} is in it, and would be copied into itself"
+        raise SandboxError(f"{path} can't be taken in: {words}", code="bad_reference", retryable=False)
     async with store.staged() as staging:
         progress.step(f"copying {path}")
         unread = await store.lane.run(copy_tree, path, staging.image / ROOT, tick_of(progress))
@@ -156,6 +159,10 @@ async def _pull_path(store: ImageStore, path: Path, name: str, mode: Mode, progr
     return Made(
         name=name, record=record, reused=reused, left_out=tuple(unread[:_LEFT_OUT_MAX]), left_out_count=len(unread)
     )
+
+
+def _holds(place: Path, directory: Path) -> bool:
+    return directory.resolve().is_relative_to(place.resolve())
 
 
 async def build(

@@ -105,6 +105,40 @@ async def test_a_sif_file_is_unpacked_once_for_all_who_ask(place, store, stand_i
     assert len(stand_in.calls()) == 1
 
 
+async def test_a_file_is_copied_once_for_all_who_ask(place, store):
+    """A group of jobs comes at once, and its image may be as large as the room that is left."""
+    sif = fake_sif(place / "a.sif")
+    heard = Heard()
+    async with trio.open_nursery() as nursery:
+        for _ in range(10):
+            nursery.start_soon(store.take_in_sif, sif, heard)
+    assert heard.steps == ["copying a.sif"]
+
+
+async def test_what_could_not_be_written_leaves_nothing(place, store, monkeypatch):
+    """A disk that is full does not get fuller with each try."""
+    await take_in(store, small_tree(place / "tree"))
+
+    def full(fd: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(SandboxError, match="No space left") as caught:
+        await take_in(store, place / "tree", name="other")
+    monkeypatch.undo()
+    assert (caught.value.stable_code, caught.value.may_retry) == ("images_dir", True)
+    assert sorted(file.name for file in (store.directory / "names").iterdir()) == ["small"]
+
+
+async def test_a_store_is_not_taken_into_itself(place, store):
+    """A copy of all that holds the store would never come to an end."""
+    for source in (place, store.directory):
+        await store.prepare()
+        with pytest.raises(SandboxError, match="copied into itself") as caught:
+            await take_in(store, source)
+        assert (caught.value.stable_code, staged(store)) == ("bad_reference", [])
+
+
 async def test_a_changed_file_is_another_image(place, store, stand_in):
     """A path is not a promise of its content."""
     sif = fake_sif(place / "a.sif")
