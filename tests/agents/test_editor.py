@@ -454,3 +454,16 @@ async def test_a_file_of_line_ends_is_not_taken_apart(arguments: dict[str, Any])
         finally:
             tracemalloc.stop()
         assert peak < 6_000_000
+
+
+async def test_what_can_not_be_looked_at_is_not_said_to_exist(monkeypatch: pytest.MonkeyPatch):
+    """An agent may remove the very program that files are read with."""
+
+    async def broken(path: str, *, max_bytes: int) -> bytes:
+        raise OSError(f"{path}: the sandbox refused (127)")
+
+    async with pretended() as sandbox:
+        monkeypatch.setattr(sandbox, "read_file", broken)
+        observation = await use(editor_tool(Editor()), sandbox, command="create", path=PLACE, file_text="x")
+        assert observation.text == f"The file {PLACE} can't be written: {PLACE}: the sandbox refused (127)."
+        assert (observation.facts.refused, sandbox.files) == ("io", {})
