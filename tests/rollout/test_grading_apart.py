@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import pytest
 import trio
@@ -286,6 +286,27 @@ async def test_the_hint_comes_once_and_with_the_last_turn(
         await here.finish("a", handler="apart", agent={"tools": ["think", "finish"], "max_turns": max_turns})
         assert here.expected == [GRADING]
         assert told == [when + 1]
+
+
+class Writing(Apart):
+    """Its policy writes its calls as text, so that every turn looks like the last one."""
+
+    name = "apart"
+    calls: ClassVar[Literal["native", "text"]] = "text"
+
+
+async def test_calls_in_text_are_not_taken_for_the_end_again_and_again(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """The first turn may look like the last one; the next hint comes when the end has come."""
+    call = "<function=think><parameter=thought>x</parameter></function>"
+    async with room(backends=[FakeBackend(Script(turns=[*[call] * 5, "42"]))]) as here:
+        apart(here, Writing())
+        told: list[int] = []
+        object.__setattr__(here.world, "expect", lambda spec: told.append(events(here)))
+        record = await here.finish("a", handler="apart", agent={"tools": ["think"], "max_turns": 8})
+        assert kind_of(record) is OutcomeKind.OK
+        assert told == [1, 6]
 
 
 def events(here: Room) -> int:
