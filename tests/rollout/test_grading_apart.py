@@ -11,7 +11,7 @@ import trio.testing
 
 from prorld.domain.outcome import OutcomeKind, StopReason
 from prorld.errors import Conflict, HandlerError, SandboxError
-from prorld.handlers import Grade, JobContext, RunResult, SandboxSpec
+from prorld.handlers import USED_UP, Grade, JobContext, RunResult, SandboxSpec
 from prorld.rollout.document import kept_bytes
 from prorld.sandbox.warm_plan import WarmRules
 from prorld.testing.fake_backend import FakeBackend
@@ -325,6 +325,61 @@ async def test_a_grading_sandbox_that_fails_is_made_again(autojump_clock: trio.t
         record = await graded(here)
         assert kind_of(record) == OutcomeKind.OK
         assert [attempt.outcome.kind for attempt in record.attempts] == [OutcomeKind.ENV_ERROR, OutcomeKind.OK]
+
+
+class Bursting(FakeRuntime):
+    """What is done in its sandboxes of one spec holds too much after a while, and they are ended for it."""
+
+    def __init__(self, spec: SandboxSpec, code: str = "sandbox_out_of_memory") -> None:
+        super().__init__()
+        self.spec = spec
+        self.code = code
+
+    async def run(self, spec: SandboxSpec, **given: Any) -> None:
+        with trio.move_on_after(5 if spec == self.spec else 1e9):
+            await super().run(spec, **given)
+        raise SandboxError("on purpose", code=self.code, retryable=False)
+
+
+class Judging(Apart):
+    """Its grader runs what was carried, and knows what it means when that uses the sandbox up."""
+
+    name = "apart"
+
+    async def evaluate(self, job: JobContext[FakeInstance], result: RunResult) -> Grade:
+        try:
+            await super().evaluate(job, result)
+            await job.sandbox.bash("true")
+        except SandboxError as exc:
+            if exc.stable_code not in USED_UP:
+                raise
+            return Grade(reward=0.0, parts={"used_up": 1.0})
+        return Grade(reward=1.0)
+
+
+@pytest.mark.parametrize(
+    ("handler", "runtime", "kind", "reward"),
+    [
+        (Judging, lambda: Bursting(GRADING), OutcomeKind.OK, 0.0),
+        (Judging, lambda: Bursting(GRADING, "sandbox_out_of_disk"), OutcomeKind.OK, 0.0),
+        (Judging, lambda: Bursting(GRADING, "sandbox_failed"), OutcomeKind.ENV_ERROR, None),
+        (Apart, lambda: Bursting(GRADING), OutcomeKind.ENV_ERROR, None),
+        (Judging, lambda: Bursting(ROLLOUT), OutcomeKind.ENV_ERROR, None),
+    ],
+    ids=["memory", "disk", "another trouble", "a grader that does not judge it", "in RUN"],
+)
+async def test_a_grader_may_judge_what_uses_its_sandbox_up(
+    handler, runtime, kind, reward, autojump_clock: trio.testing.MockClock
+) -> None:
+    """Or work that is bad could get out of its grade by that. Where it does not, there is no grade, as before."""
+    bursting = runtime()
+    async with room(runtime=bursting) as here:
+        apart(here, handler())
+        record = await graded(here, instance={"seconds": {"run": 20.0, "eval": 20.0}}, max_attempts=1)
+        assert (kind_of(record), record.reward) == (kind, reward)
+        if kind is OutcomeKind.ENV_ERROR:
+            assert record.outcome.code == bursting.code
+        here.assert_clean()
 
 
 async def test_it_can_be_graded_again(autojump_clock: trio.testing.MockClock) -> None:

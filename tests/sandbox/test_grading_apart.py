@@ -10,7 +10,16 @@ import pytest
 
 from prorld.domain.messages import Message, user
 from prorld.domain.outcome import StopReason
-from prorld.handlers import AgentHandler, Grade, JobContext, RunResult, SandboxSpec
+from prorld.handlers import (
+    USED_UP,
+    AgentHandler,
+    Grade,
+    JobContext,
+    RunResult,
+    SandboxError,
+    SandboxLimits,
+    SandboxSpec,
+)
 from prorld.sandbox.runtime import Runtime
 from prorld.testing.jobs import HandlerRun, run_handler
 
@@ -110,3 +119,29 @@ async def test_what_a_policy_may_leave(command: str, found: bytes | None, runtim
     handler, run = await graded(runtime, command)
     assert handler.found == found
     assert run.grade.reward == 1.0
+
+
+class Running(Patch):
+    """Its grader runs what was carried, in a small sandbox."""
+
+    def grading_sandbox(self, instance: Deed) -> SandboxSpec:
+        return SandboxSpec(limits=SandboxLimits(memory_bytes=64 << 20))
+
+    async def evaluate(self, job: JobContext[Deed], result: RunResult) -> Grade:
+        try:
+            done = await job.sandbox.bash("bash fix.diff", limit_s=20.0)
+        except SandboxError as exc:
+            if exc.stable_code not in USED_UP:
+                raise
+            return Grade(reward=0.0, parts={"used_up": 1.0})
+        return Grade(reward=float(done.exit_code == 0))
+
+
+@pytest.mark.slow
+async def test_work_that_uses_the_grading_sandbox_up_can_be_graded(runtime: Runtime) -> None:
+    """The grader hears of it at the call that it waits for, and its grade stands."""
+    greedy = "head -c 200000000 /dev/zero >/dev/shm/held; sleep 15"
+    for work, reward, parts in (("true", 1.0, {}), (greedy, 0.0, {"used_up": 1.0})):
+        run = await run_handler(Running(), {"command": f"echo '{work}' >fix.diff"}, turns=[], runtime=runtime)
+        assert (run.grade.reward, run.grade.parts) == (reward, parts)
+        assert runtime.list() == ()
