@@ -73,8 +73,10 @@ class Editor:
             await sandbox.read_file(path, max_bytes=0)
         except FileNotFoundError:
             pass
-        except (OSError, ValueError):
+        except (IsADirectoryError, PermissionError, ValueError):
             raise _exists(path) from None
+        except OSError as exc:
+            raise EditRefused(f"The file {path} can't be written: {_last(exc)}.", "io") from None
         else:
             raise _exists(path)
         self._forget(path)  # what stood there before is gone, and its history with it

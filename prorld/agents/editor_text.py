@@ -7,6 +7,7 @@ returns does not have to know of them: its line ends stand for those that the fi
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 
 import msgspec
 
@@ -15,8 +16,10 @@ __all__ = [
     "Change",
     "EditRefused",
     "as_bytes",
+    "count_lines",
     "insert_after",
     "line_of",
+    "lines_from",
     "lines_of",
     "numbered",
     "replace_all",
@@ -27,6 +30,9 @@ EDITABLE_BYTES = 4 << 20
 # So many places are looked for where a text is not unique, and so many lines are named.
 MATCHES_MAX = 1000
 LINES_NAMED_MAX = 50
+# All of this runs on the event loop, and a file may be nothing but line ends: what is done for each place is bounded.
+REPLACED_MAX = 50_000
+_COUNTED_BYTES = 1 << 12
 
 
 class EditRefused(Exception):
@@ -72,7 +78,7 @@ def as_bytes(text: str, name: str) -> bytes:
 
 def replace_one(content: bytes, old: bytes, new: bytes) -> Change:
     """Replace the one place where ``old`` stands. Raises ``NotFoundOnce``."""
-    places = sorted(place for written in _ways_to_write(content, old) for place in _places(content, written))
+    places = _all_places(content, old, MATCHES_MAX)
     if len(places) != 1:
         raise NotFoundOnce([line_of(content, at) for at, _ in places[:LINES_NAMED_MAX]])
     ((at, found),) = places
@@ -80,35 +86,55 @@ def replace_one(content: bytes, old: bytes, new: bytes) -> Change:
 
 
 def replace_all(content: bytes, old: bytes, new: bytes) -> Change:
-    """Replace ``old`` wherever it stands, as one change. Raises ``NotFoundOnce`` where it stands nowhere."""
-    places = sorted(place for written in _ways_to_write(content, old) for place in _places(content, written))
+    """Replace ``old`` wherever it stands, as one change.
+
+    Raises ``NotFoundOnce`` where it stands nowhere, and ``EditRefused`` where it stands in too many places.
+    """
+    places = _all_places(content, old, REPLACED_MAX + 1)
     if not places:
         raise NotFoundOnce([])
+    if len(places) > REPLACED_MAX:
+        raise _too_many()
     pieces: list[bytes] = []
+    instead: dict[bytes, bytes] = {}
     end = start = places[0][0]
     for at, found in places:
-        pieces += [content[end:at], _with_endings(new, _ending(content, old, found))]
+        if at < end:  # written in the other way it begins within the last one
+            continue
+        if found not in instead:
+            instead[found] = _with_endings(new, _ending(content, old, found))
+        pieces += [content[end:at], instead[found]]
         end = at + len(found)
     return Change(at=start, removed=content[start:end], added=b"".join(pieces))
 
 
 def insert_after(content: bytes, line: int, text: bytes) -> Change:
     """Insert whole lines after a line, 0 for the beginning. Raises ``IndexError`` where there is no such line."""
-    count = len(lines_of(content))
+    count = count_lines(content)
     if not 0 <= line <= count:
         raise IndexError(line)
     ending = _dominant(content)
     added = _with_endings(text.removesuffix(b"\r\n" if text.endswith(b"\r\n") else b"\n"), ending)
     if line == count and content and not content.endswith(b"\n"):
         return Change(at=len(content), removed=b"", added=ending + added)
-    rest = content.split(b"\n", line)[line] if line else content
-    return Change(at=len(content) - len(rest), removed=b"", added=added + ending)
+    return Change(at=_start_of(content, line + 1), removed=b"", added=added + ending)
 
 
 def lines_of(content: bytes) -> list[bytes]:
     """The lines without their ends; a file that ends with a newline has no empty line after it."""
     lines = content.split(b"\n")
     return lines[:-1] if not lines[-1] else lines
+
+
+def count_lines(content: bytes) -> int:
+    """How many lines ``lines_of`` would give."""
+    return content.count(b"\n") + bool(content and not content.endswith(b"\n"))
+
+
+def lines_from(content: bytes, first: int, last: int) -> list[bytes]:
+    """The lines from one to another, counted from 1, as ``lines_of`` would give them."""
+    count = max(0, min(last, count_lines(content)) - first + 1)
+    return content[_start_of(content, first) :].split(b"\n", count)[:count] if count else []
 
 
 def line_of(content: bytes, at: int) -> int:
@@ -136,15 +162,41 @@ def _ways_to_write(content: bytes, old: bytes) -> list[bytes]:
     return [old, old.replace(b"\n", b"\r\n")]
 
 
+def _all_places(content: bytes, old: bytes, places_max: int) -> list[tuple[int, bytes]]:
+    """Where it stands, and as what, in order; of each way to write it at most so many."""
+    ways = _ways_to_write(content, old)
+    return sorted(place for written in ways for place in islice(_places(content, written), places_max))
+
+
 def _places(content: bytes, written: bytes) -> Iterator[tuple[int, bytes]]:
-    at, found = content.find(written), 0
-    while at >= 0 and found < MATCHES_MAX:
+    at, halves = content.find(written), 0
+    while at >= 0:
         # A newline at its beginning must not be the second half of a line end.
         halved = written.startswith(b"\n") and content[at - 1 : at] == b"\r"
         if not halved:
-            found += 1
             yield at, written
+        elif (halves := halves + 1) > REPLACED_MAX:
+            raise _too_many()
         at = content.find(written, at + (1 if halved else len(written)))
+
+
+def _too_many() -> EditRefused:
+    return EditRefused("Nothing was replaced: there are too many places that look like it.", "ambiguous")
+
+
+def _start_of(content: bytes, line: int) -> int:
+    """Where a line begins, counted from 1. Halves what is looked at: a list of millions of lines takes too long."""
+    start, end, left = 0, len(content), line - 1
+    while end - start > _COUNTED_BYTES:
+        middle = (start + end) // 2
+        ends = content.count(b"\n", start, middle)
+        if ends >= left:
+            end = middle
+        else:
+            start, left = middle, left - ends
+    for _ in range(left):
+        start = content.index(b"\n", start) + 1
+    return start
 
 
 def _ending(content: bytes, old: bytes, found: bytes) -> bytes:

@@ -14,9 +14,10 @@ from prorld.agents.editor_text import (
     EditRefused,
     NotFoundOnce,
     as_bytes,
+    count_lines,
     insert_after,
     line_of,
-    lines_of,
+    lines_from,
     numbered,
     replace_one,
 )
@@ -29,6 +30,8 @@ from prorld.sandbox.contract import Sandbox
 __all__ = ["COMMANDS", "RESPONSE_CHARS", "SNIPPET_LINES", "EditorArguments", "editor_tool", "missing_text", "view_text"]
 
 RESPONSE_CHARS = 16_000
+# No more of them fit, and a file of nothing but line ends is not taken apart.
+LINES_MAX = RESPONSE_CHARS // 8
 SNIPPET_LINES = 4
 ECHO_BYTES = 2000
 COMMANDS = ("view", "create", "str_replace", "insert", "undo_edit")
@@ -39,7 +42,7 @@ _CLIPPED = (
 )
 _REVIEW = "Check that this is what you meant: indentation, and no line twice. Edit the file again where it is not."
 # What a concise view of Python keeps: what is imported, defined and decorated.
-_OUTLINE = re.compile(rb"[ \t]*(?:async[ \t]+def|def|class|import|from|@)[ \t\w]")
+_OUTLINE = re.compile(rb"^[ \t]*(?:async[ \t]+def|def|class|import|from|@)[ \t\w]", re.MULTILINE)
 
 _Command = Annotated[
     str, Meta(description="What to do: one of these words.", extra_json_schema={"enum": list(COMMANDS)})
@@ -135,7 +138,7 @@ async def insert(editor: Editor, sandbox: Sandbox, path: str, line: int, text: s
     try:
         change = insert_after(before, line, content)
     except IndexError:
-        count = len(lines_of(before))
+        count = count_lines(before)
         raise EditRefused(f"Nothing was inserted: insert_line {line} is not within [0, {count}].", "no_line") from None
     return await editor.edit(sandbox, path, before, change)
 
@@ -170,13 +173,13 @@ async def _view(
             raise EditRefused(f"`view_range` is for files, and {path} is a directory.", "bad_arguments") from None
         return await _view_directory(path, sandbox, limit_s)
     view_text(content, path)
-    lines = lines_of(content)
-    first, last = 1, len(lines)
+    first, last = 1, count_lines(content)
     if not isinstance(view_range, UnsetType) and view_range:
-        first, last = _range(view_range, len(lines))
+        first, last = _range(view_range, last)
     elif concise and posixpath.splitext(path)[1] == ".py":
-        return _outline(path, lines)
-    return _shown(_intro(path), numbered(lines[first - 1 : last], first, RESPONSE_CHARS), len(content))
+        return _outline(path, content)
+    lines = lines_from(content, first, min(last, first + LINES_MAX))
+    return _shown(_intro(path), numbered(lines, first, RESPONSE_CHARS), len(content))
 
 
 async def _view_directory(path: str, sandbox: Sandbox, limit_s: float) -> Observation:
@@ -203,13 +206,20 @@ def _range(wanted: list[int], count: int) -> tuple[int, int]:
     return first, count if last == -1 else min(last, count)
 
 
-def _outline(path: str, lines: list[bytes]) -> Observation:
-    kept = "".join(
-        numbered([line], number, RESPONSE_CHARS)[0] for number, line in enumerate(lines, 1) if _OUTLINE.match(line)
-    )
-    whole = len(kept) <= RESPONSE_CHARS
-    head = f"Imports and definitions alone, of {len(lines)} lines. {_intro(path)}"
-    return _shown(head, (kept[:RESPONSE_CHARS], whole))
+def _outline(path: str, content: bytes) -> Observation:
+    kept, whole = "", True
+    number, counted = 1, 0
+    for found in _OUTLINE.finditer(content):
+        at = found.start()
+        number, counted = number + content.count(b"\n", counted, at), at
+        end = content.find(b"\n", at)
+        shown, fits = numbered([content[at : None if end < 0 else end]], number, RESPONSE_CHARS - len(kept))
+        kept += shown
+        if not fits:
+            whole = False
+            break
+    head = f"Imports and definitions alone, of {count_lines(content)} lines. {_intro(path)}"
+    return _shown(head, (kept, whole))
 
 
 def _edited(path: str, edited: Edited) -> Observation:
@@ -222,13 +232,8 @@ def _snippet(edited: Edited) -> tuple[str, bool]:
     start = line_of(edited.content, edited.start)
     end = line_of(edited.content, max(edited.start, edited.end - 1))
     first = max(1, start - SNIPPET_LINES)
-    # Split no further than what is shown: a large file is not taken apart for a snippet.
-    lines = edited.content.split(b"\n", end + SNIPPET_LINES)
-    rest = lines[end + SNIPPET_LINES :]
-    lines = lines[: end + SNIPPET_LINES]
-    if not rest and lines and not lines[-1]:
-        lines = lines[:-1]
-    return numbered(lines[first - 1 :], first, RESPONSE_CHARS)
+    lines = lines_from(edited.content, first, min(end + SNIPPET_LINES, first + LINES_MAX))
+    return numbered(lines, first, RESPONSE_CHARS)
 
 
 def _intro(what: str) -> str:

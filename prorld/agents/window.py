@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from prorld.agents.editor import Editor
-from prorld.agents.editor_text import EditRefused, NotFoundOnce, as_bytes, line_of, lines_of, replace_all
+from prorld.agents.editor_text import EditRefused, NotFoundOnce, as_bytes, count_lines, line_of, lines_from, replace_all
 from prorld.agents.editor_tool import ECHO_BYTES, insert, replace, view_text
 from prorld.agents.observation import Observation, ToolFacts, clip, refusal
 from prorld.agents.tools import Tool, sandbox_tool
@@ -100,7 +100,7 @@ class Window:
 
     async def _goto(self, given: _Goto, sandbox: Sandbox) -> Observation:
         content = await self._read(sandbox)
-        count = len(lines_of(content))
+        count = count_lines(content)
         if not 1 <= given.line_number <= max(1, count):
             raise EditRefused(f"Line {given.line_number} is not within [1, {count}].", "no_line")
         return self._around(content, given.line_number)
@@ -146,7 +146,7 @@ class Window:
         path = self._opened()
         line = given.line
         if line == -1:
-            line = len(lines_of(await self._editor.read(sandbox, path)))
+            line = count_lines(await self._editor.read(sandbox, path))
         edited = await insert(self._editor, sandbox, path, line, given.text)
         return self._around(edited.content, line + 1, f"The file {path} has been edited.\n")
 
@@ -166,17 +166,18 @@ class Window:
         return self._show(content, head)
 
     def _show(self, content: bytes, head: str = "") -> Observation:
-        lines = lines_of(content)
-        self._first = max(1, min(self._first, len(lines) - WINDOW_LINES + 1))
-        last = min(len(lines), self._first + WINDOW_LINES - 1)
-        shown = [f"[File: {self._path} ({len(lines)} lines total)]"]
+        count = count_lines(content)
+        self._first = max(1, min(self._first, count - WINDOW_LINES + 1))
+        last = min(count, self._first + WINDOW_LINES - 1)
+        lines = lines_from(content, self._first, last)
+        shown = [f"[File: {self._path} ({count} lines total)]"]
         if self._first > 1:
             shown.append(f"({self._first - 1} more lines above)")
-        for number, line in enumerate(lines[self._first - 1 : last], self._first):
+        for number, line in enumerate(lines, self._first):
             text = line[: 4 * LINE_CHARS].decode("utf-8", "replace").removesuffix("\r")
             shown.append(f"{number}:{text[:LINE_CHARS]}")
-        if last < len(lines):
-            shown.append(f"({len(lines) - last} more lines below)")
+        if last < count:
+            shown.append(f"({count - last} more lines below)")
         text = clip("\n".join(shown))
         return Observation(text=head + text, facts=ToolFacts(output_bytes=len(text.encode())))
 

@@ -3,9 +3,10 @@
 from prorld.errors import BadRequest, GraderError, HandlerError, Impossible, SandboxError
 from prorld.handlers.base import AgentHandler, Grade, JobContext, Model, NoConfig, RunResult, Turn
 from prorld.handlers.grader import Grader, open_grader, run_grader
-from prorld.sandbox.contract import CommandResult, Sandbox, SandboxLimits, SandboxSpec
+from prorld.sandbox.contract import USED_UP, CommandResult, Sandbox, SandboxLimits, SandboxSpec
 
 __all__ = [
+    "USED_UP",
     "AgentHandler",
     "BadRequest",
     "CommandResult",

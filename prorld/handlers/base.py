@@ -251,17 +251,18 @@ class AgentHandler(ABC, Generic[InstanceT]):
     async def carry(self, job: JobContext[InstanceT]) -> Mapping[str, bytes]:
         """RUN has ended and its sandbox lives: what EVAL may have of it, by path; by default ``carried_files``.
 
-        Called where there is a ``grading_sandbox``. What is not there as a file that can be read is left out; a policy
-        may leave anything at all, so what is too large is an error and never cut.
+        Called where there is a ``grading_sandbox``. What is not there as a file that can be read, or is too large, is
+        left out whole and never cut: a policy may leave anything at all, and must not get out of its grade by that.
         """
         files: dict[str, bytes] = {}
         left = self.carry_bytes_max
         for path in self.carried_files:
             try:
-                files[path] = await job.sandbox.read_file(path, max_bytes=left)
-            except (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError):
+                files[path] = await _read_patiently(job.sandbox, path, left)
+            except (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError, ValueError) as exc:
+                job.progress("not carried over", path=path, why=str(exc))
                 continue
-            except (OSError, ValueError) as exc:
+            except OSError as exc:
                 raise HandlerError(f"{path} can't be carried over: {exc}", code="carry_refused") from exc
             left -= len(files[path])
         return files
@@ -286,3 +287,14 @@ class AgentHandler(ABC, Generic[InstanceT]):
             raise HandlerError(
                 f"{type(self).__qualname__} is written for handler API {self.api_version}, this is {API_VERSION}"
             )
+
+
+async def _read_patiently(sandbox: Sandbox, path: str, max_bytes: int) -> bytes:
+    """A file's content, also where a process of the rollout holds a lease on it.
+
+    The kernel takes such a lease away, but only after longer than one read waits.
+    """
+    try:
+        return await sandbox.read_file(path, max_bytes=max_bytes)
+    except TimeoutError:
+        return await sandbox.read_file(path, max_bytes=max_bytes)

@@ -18,7 +18,7 @@ from prorld.inference.contract import Model
 from prorld.inference.session import ModelSession
 from prorld.metrics import Metrics
 from prorld.rollout.entry import JobEntry
-from prorld.sandbox.contract import Sandbox, SandboxRuntime, SandboxSpec
+from prorld.sandbox.contract import USED_UP, Sandbox, SandboxRuntime, SandboxSpec
 
 __all__ = ["AttemptContext"]
 
@@ -49,6 +49,7 @@ class AttemptContext:
         self._sandboxes = 0
         self._sandbox: Sandbox | None = None
         self._sandbox_scope: trio.CancelScope | None = None
+        self._used_up: SandboxError | None = None
         self._sandbox_gone = trio.Event()
         self._stage_nursery: trio.Nursery | None = None
         self._model: Model | None = None
@@ -108,6 +109,8 @@ class AttemptContext:
     @property
     def sandbox(self) -> Sandbox:
         """The open sandbox."""
+        if self._used_up is not None:
+            raise self._used_up
         if self._sandbox is None:
             raise HandlerError("this job has no open sandbox", code="no_sandbox")
         return self._sandbox
@@ -122,6 +125,7 @@ class AttemptContext:
         if self._sandbox_scope is not None:
             raise HandlerError("this job has an open sandbox already", code="second_sandbox")
         self._sandboxes += 1
+        self._used_up = None
         sandbox_id = SandboxId(f"{self._boot_id}-{self._entry.serial}-{self._n}-{self._sandboxes}")
         self._entry.sandbox_id = sandbox_id
         self._sandbox_scope = trio.CancelScope()
@@ -153,6 +157,11 @@ class AttemptContext:
         try:
             with scope:
                 await self._runtime.run(spec, sandbox_id=sandbox_id, job_id=self.job_id, task_status=task_status)
+        except SandboxError as exc:
+            if self._sandbox is None or self._entry.stage != "eval" or exc.stable_code not in USED_UP:
+                raise
+            # What is graded may have done that, so it is the grader's to judge: what it asks of the sandbox tells it.
+            self._used_up = exc
         finally:
             self._entry.sandbox_id = None
             self._sandbox = None

@@ -15,6 +15,7 @@ import trio
 from msgspec import Meta
 
 __all__ = [
+    "USED_UP",
     "Adoptable",
     "CommandResult",
     "Kernel",
@@ -25,6 +26,9 @@ __all__ = [
     "SandboxRuntime",
     "SandboxSpec",
 ]
+
+# The codes of a sandbox that was ended for what ran in it: it reached a limit of all of it together.
+USED_UP = frozenset({"sandbox_out_of_memory", "sandbox_out_of_disk"})
 
 
 class SandboxLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

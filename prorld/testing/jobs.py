@@ -7,7 +7,7 @@ group, that of the stage's nursery.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -20,12 +20,12 @@ from prorld.domain.branch import Rewrite
 from prorld.domain.job import AgentLimits, Sampling
 from prorld.domain.messages import Message, ToolSchema
 from prorld.domain.outcome import StopReason
-from prorld.errors import HandlerError
+from prorld.errors import HandlerError, SandboxError, leaves
 from prorld.handlers.base import AgentHandler, Grade, RunResult
 from prorld.handlers.grading import open_grading_sandbox, take_along
 from prorld.handlers.registry import accept
 from prorld.inference.contract import Turn
-from prorld.sandbox.contract import Sandbox, SandboxRuntime, SandboxSpec
+from prorld.sandbox.contract import USED_UP, Sandbox, SandboxRuntime, SandboxSpec
 
 __all__ = ["FakeJob", "HandlerRun", "ScriptedModel", "ready_to_grade", "run_handler"]
 
@@ -129,6 +129,8 @@ class FakeJob:
         self.tool_facts: list[ToolFacts | None] = []
         self.events: list[tuple[str, dict[str, Any]]] = []
         self.carried: Mapping[str, bytes] = {}
+        self.grades = False
+        self._used_up: SandboxError | None = None
         self._runtime = runtime
         self._open: _OpenSandbox | None = None
 
@@ -140,6 +142,8 @@ class FakeJob:
     @property
     def sandbox(self) -> Sandbox:
         """The sandbox, where one is open."""
+        if self._used_up is not None:
+            raise self._used_up
         if self._open is None:
             raise HandlerError("the job has no sandbox")
         return self._open.sandbox
@@ -150,9 +154,18 @@ class FakeJob:
             raise HandlerError("the job already has a sandbox")
         if self._runtime is None:
             raise HandlerError("run_handler was not given a runtime")
-        opened: _OpenSandbox = await self.nursery.start(_keep_sandbox, self._runtime, spec, name="sandbox")
+        opened: _OpenSandbox = await self.nursery.start(
+            _keep_sandbox, self._runtime, spec, self._judges, name="sandbox"
+        )
         self._open = opened
         return opened.sandbox
+
+    def _judges(self, failure: SandboxError) -> bool:
+        """Whether it is the grader's to judge that the sandbox is gone, as in the daemon; it is told then."""
+        if not self.grades or self._open is None or failure.stable_code not in USED_UP:
+            return False
+        self._used_up = failure
+        return True
 
     async def close_sandbox(self) -> None:
         """End it, and return when it is gone."""
@@ -181,6 +194,7 @@ class _OpenSandbox(NamedTuple):
 async def _keep_sandbox(
     runtime: SandboxRuntime,
     spec: SandboxSpec,
+    judges: Callable[[SandboxError], bool],
     *,
     task_status: trio.TaskStatus[_OpenSandbox] = trio.TASK_STATUS_IGNORED,
 ) -> None:
@@ -192,6 +206,10 @@ async def _keep_sandbox(
                     partial(runtime.run, spec, sandbox_id="sandbox-1", job_id=FakeJob.job_id)
                 )
                 task_status.started(_OpenSandbox(sandbox, scope, gone))
+    except* SandboxError as group:
+        failure = next(leaves(group))
+        if not isinstance(failure, SandboxError) or not judges(failure):
+            raise
     finally:
         gone.set()
 
@@ -203,6 +221,7 @@ async def ready_to_grade(handler: AgentHandler[Any], job: FakeJob) -> None:
         job.carried = await take_along(handler, job)
     if spec is not None or not handler.grades_in_sandbox:
         await job.close_sandbox()
+    job.grades = True
     if spec is not None:
         await open_grading_sandbox(job, spec, job.carried)
 

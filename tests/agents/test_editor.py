@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -16,13 +17,16 @@ from prorld.agents.editor_text import (
     EditRefused,
     NotFoundOnce,
     as_bytes,
+    count_lines,
     insert_after,
+    lines_from,
     lines_of,
     numbered,
     replace_all,
     replace_one,
 )
 from prorld.agents.editor_tool import RESPONSE_CHARS, editor_tool
+from prorld.agents.presets import preset
 from prorld.testing.fake_sandbox import FakeSandbox
 from tests.agents.support import pretended, use
 
@@ -386,3 +390,80 @@ def test_a_search_in_hostile_text_takes_no_time_to_speak_of():
         replace_one(content, b"a\n" * 50_000 + b"b", b"")
     change = insert_after(content, 500_000, as_bytes("end", "new_str"))
     assert change.apply(content).endswith(b"a\r\nend\r\n")
+
+
+@given(contents, st.integers(1, 40), st.integers(0, 40))
+def test_some_lines_are_a_part_of_all(content: bytes, first: int, last: int):
+    """Counting lines and taking some of them agrees with taking the file apart."""
+    assert count_lines(content) == len(lines_of(content))
+    assert lines_from(content, first, last) == lines_of(content)[first - 1 : max(first - 1, last)]
+
+
+def test_lines_are_found_in_a_long_file():
+    """Also where it is halved many times to find one."""
+    content = b"".join(b"%d\n" % number * (number % 3) for number in range(20_000)) + b"end"
+    lines = lines_of(content)
+    for first in (1, 2, 777, 5_000, len(lines) - 1, len(lines), len(lines) + 1):
+        assert lines_from(content, first, first + 3) == lines[first - 1 : first + 3]
+
+
+def test_all_places_are_replaced_however_many():
+    """None is left over in silence; what would be too much work is refused."""
+    content = b"a b\r\n" * 5000
+    change = replace_all(content, b"a", b"x\ny")
+    assert change.apply(content) == b"x\r\ny b\r\n" * 5000
+    with pytest.raises(EditRefused, match="too many places"):
+        replace_all(b"a" * 50_001, b"a", b"b")
+
+
+def test_places_that_overlap_are_replaced_once():
+    """A text with a line end of one kind can begin within one of the other kind."""
+    content = b"a\na\r\na"
+    assert replace_all(content, b"a\na", b"x").apply(content) == b"x\r\na"
+
+
+def test_halves_of_line_ends_are_not_looked_at_for_ever():
+    """A file of such line ends alone, and a text that begins with the second half of one."""
+    with pytest.raises(EditRefused, match="too many places"):
+        replace_one(b"\r\n" * 60_000, b"\n", b"x")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"command": "view"},
+        {"command": "view", "concise": True},
+        {"command": "view", "view_range": [900_000, -1]},
+        {"command": "insert", "insert_line": 1_000_000, "new_str": "x"},
+        {"command": "insert", "insert_line": 2_000_000, "new_str": "x"},
+    ],
+    ids=["view", "concise", "a range", "insert", "no such line"],
+)
+async def test_a_file_of_line_ends_is_not_taken_apart(arguments: dict[str, Any]):
+    """A million lines cost the memory and time of a few copies of the file, and not of a million objects."""
+    path = "/work/f.py"
+    async with pretended() as sandbox:
+        sandbox.files[path] = b"\n" * 1_000_000
+        (tool,) = [tool for tool in preset("r2e").tools() if tool.schema.name == "file_editor"]
+        await use(tool, sandbox, path=path, **arguments)
+        sandbox.files[path] = b"\n" * 1_000_000
+        tracemalloc.start()
+        try:
+            await use(tool, sandbox, path=path, **arguments)
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert peak < 6_000_000
+
+
+async def test_what_can_not_be_looked_at_is_not_said_to_exist(monkeypatch: pytest.MonkeyPatch):
+    """An agent may remove the very program that files are read with."""
+
+    async def broken(path: str, *, max_bytes: int) -> bytes:
+        raise OSError(f"{path}: the sandbox refused (127)")
+
+    async with pretended() as sandbox:
+        monkeypatch.setattr(sandbox, "read_file", broken)
+        observation = await use(editor_tool(Editor()), sandbox, command="create", path=PLACE, file_text="x")
+        assert observation.text == f"The file {PLACE} can't be written: {PLACE}: the sandbox refused (127)."
+        assert (observation.facts.refused, sandbox.files) == ("io", {})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import pytest
 import trio
@@ -11,7 +11,7 @@ import trio.testing
 
 from prorld.domain.outcome import OutcomeKind, StopReason
 from prorld.errors import Conflict, HandlerError, SandboxError
-from prorld.handlers import Grade, JobContext, RunResult, SandboxSpec
+from prorld.handlers import USED_UP, Grade, JobContext, RunResult, SandboxSpec
 from prorld.rollout.document import kept_bytes
 from prorld.sandbox.warm_plan import WarmRules
 from prorld.testing.fake_backend import FakeBackend
@@ -107,18 +107,61 @@ async def test_what_is_not_there_is_left_out(leaves, autojump_clock: trio.testin
 
 
 @pytest.mark.parametrize(
-    "leaves",
-    [{"diff": b"x" * 1001}, {"diff": b"x" * 600, "src/new.py": b"x" * 401}],
-    ids=["one file", "together"],
+    ("leaves", "carried"),
+    [
+        ({"diff": b"x" * 1001}, {}),
+        ({"diff": b"x" * 600, "src/new.py": b"x" * 401}, {"diff": b"x" * 600}),
+        ({"diff": b"x" * 1001, "src/new.py": b"x"}, {"src/new.py": b"x"}),
+    ],
+    ids=["one file", "together", "the first"],
 )
-async def test_too_much_is_an_error_and_no_grade(leaves, autojump_clock: trio.testing.MockClock) -> None:
-    """What is over the bound is never cut, and never graded as if it were not there."""
+async def test_too_much_is_no_way_out_of_a_grade(leaves, carried, autojump_clock: trio.testing.MockClock) -> None:
+    """What is over the bound is left out whole, as if it were not there, and told: a policy must not gain by it."""
     async with room() as here:
         handler = Apart(leaves)
         apart(here, handler)
         record = await graded(here)
-        assert (record.outcome.kind, record.outcome.code) == (OutcomeKind.HANDLER_ERROR, "carry_refused")
-        assert (record.reward, handler.graded) == (None, [])
+        assert (record.outcome.kind, record.reward) == (OutcomeKind.OK, 0.0)
+        assert handler.seen == [carried]
+        told = [event.data for event in here.supervisor.events("a", "tests") if event.event == "job.progress"]
+        (left_out,) = {"diff", "src/new.py"} & set(leaves) - set(carried)
+        assert [(data["what"], data["facts"]["path"]) for data in told if data["facts"].get("path") in leaves] == [
+            ("not carried over", left_out)
+        ]
+        here.assert_clean()
+
+
+class Holding(Apart):
+    """Its rollout holds the file for longer than so many reads wait."""
+
+    name = "apart"
+
+    def __init__(self, reads: int) -> None:
+        super().__init__()
+        self.held = reads
+
+    async def carry(self, job: JobContext[FakeInstance]) -> Mapping[str, bytes]:
+        sandbox: Any = job.sandbox
+        read = sandbox.read_file
+
+        async def held(path: str, *, max_bytes: int) -> bytes:
+            self.held -= 1
+            if self.held >= 0:
+                raise TimeoutError(f"{path}: not let go of")
+            return bytes(await read(path, max_bytes=max_bytes))
+
+        sandbox.read_file = held
+        return await super().carry(job)
+
+
+@pytest.mark.parametrize(("reads", "kind"), [(1, OutcomeKind.OK), (2, OutcomeKind.HANDLER_ERROR)])
+async def test_a_file_that_is_held_is_read_again(reads, kind, autojump_clock: trio.testing.MockClock) -> None:
+    """A lease outlasts one read and not two; what can't be read then may be this host's fault, and is no grade."""
+    async with room() as here:
+        handler = Holding(reads)
+        apart(here, handler)
+        record = await graded(here)
+        assert (record.outcome.kind, record.reward) == (kind, 1.0 if kind is OutcomeKind.OK else None)
         here.assert_clean()
 
 
@@ -245,6 +288,27 @@ async def test_the_hint_comes_once_and_with_the_last_turn(
         assert told == [when + 1]
 
 
+class Writing(Apart):
+    """Its policy writes its calls as text, so that every turn looks like the last one."""
+
+    name = "apart"
+    calls: ClassVar[Literal["native", "text"]] = "text"
+
+
+async def test_calls_in_text_are_not_taken_for_the_end_again_and_again(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """The first turn may look like the last one; the next hint comes when the end has come."""
+    call = "<function=think><parameter=thought>x</parameter></function>"
+    async with room(backends=[FakeBackend(Script(turns=[*[call] * 5, "42"]))]) as here:
+        apart(here, Writing())
+        told: list[int] = []
+        object.__setattr__(here.world, "expect", lambda spec: told.append(events(here)))
+        record = await here.finish("a", handler="apart", agent={"tools": ["think"], "max_turns": 8})
+        assert kind_of(record) is OutcomeKind.OK
+        assert told == [1, 6]
+
+
 def events(here: Room) -> int:
     """How many turns the policy has taken."""
     return sum(event.event == "job.turn" for event in here.supervisor.events("a", "tests"))
@@ -261,6 +325,61 @@ async def test_a_grading_sandbox_that_fails_is_made_again(autojump_clock: trio.t
         record = await graded(here)
         assert kind_of(record) == OutcomeKind.OK
         assert [attempt.outcome.kind for attempt in record.attempts] == [OutcomeKind.ENV_ERROR, OutcomeKind.OK]
+
+
+class Bursting(FakeRuntime):
+    """What is done in its sandboxes of one spec holds too much after a while, and they are ended for it."""
+
+    def __init__(self, spec: SandboxSpec, code: str = "sandbox_out_of_memory") -> None:
+        super().__init__()
+        self.spec = spec
+        self.code = code
+
+    async def run(self, spec: SandboxSpec, **given: Any) -> None:
+        with trio.move_on_after(5 if spec == self.spec else 1e9):
+            await super().run(spec, **given)
+        raise SandboxError("on purpose", code=self.code, retryable=False)
+
+
+class Judging(Apart):
+    """Its grader runs what was carried, and knows what it means when that uses the sandbox up."""
+
+    name = "apart"
+
+    async def evaluate(self, job: JobContext[FakeInstance], result: RunResult) -> Grade:
+        try:
+            await super().evaluate(job, result)
+            await job.sandbox.bash("true")
+        except SandboxError as exc:
+            if exc.stable_code not in USED_UP:
+                raise
+            return Grade(reward=0.0, parts={"used_up": 1.0})
+        return Grade(reward=1.0)
+
+
+@pytest.mark.parametrize(
+    ("handler", "runtime", "kind", "reward"),
+    [
+        (Judging, lambda: Bursting(GRADING), OutcomeKind.OK, 0.0),
+        (Judging, lambda: Bursting(GRADING, "sandbox_out_of_disk"), OutcomeKind.OK, 0.0),
+        (Judging, lambda: Bursting(GRADING, "sandbox_failed"), OutcomeKind.ENV_ERROR, None),
+        (Apart, lambda: Bursting(GRADING), OutcomeKind.ENV_ERROR, None),
+        (Judging, lambda: Bursting(ROLLOUT), OutcomeKind.ENV_ERROR, None),
+    ],
+    ids=["memory", "disk", "another trouble", "a grader that does not judge it", "in RUN"],
+)
+async def test_a_grader_may_judge_what_uses_its_sandbox_up(
+    handler, runtime, kind, reward, autojump_clock: trio.testing.MockClock
+) -> None:
+    """Or work that is bad could get out of its grade by that. Where it does not, there is no grade, as before."""
+    bursting = runtime()
+    async with room(runtime=bursting) as here:
+        apart(here, handler())
+        record = await graded(here, instance={"seconds": {"run": 20.0, "eval": 20.0}}, max_attempts=1)
+        assert (kind_of(record), record.reward) == (kind, reward)
+        if kind is OutcomeKind.ENV_ERROR:
+            assert record.outcome.code == bursting.code
+        here.assert_clean()
 
 
 async def test_it_can_be_graded_again(autojump_clock: trio.testing.MockClock) -> None:

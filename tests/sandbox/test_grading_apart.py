@@ -10,8 +10,16 @@ import pytest
 
 from prorld.domain.messages import Message, user
 from prorld.domain.outcome import StopReason
-from prorld.errors import HandlerError
-from prorld.handlers import AgentHandler, Grade, JobContext, RunResult, SandboxSpec
+from prorld.handlers import (
+    USED_UP,
+    AgentHandler,
+    Grade,
+    JobContext,
+    RunResult,
+    SandboxError,
+    SandboxLimits,
+    SandboxSpec,
+)
 from prorld.sandbox.runtime import Runtime
 from prorld.testing.jobs import HandlerRun, run_handler
 
@@ -84,28 +92,56 @@ async def test_nothing_but_the_work_gets_across(runtime: Runtime) -> None:
         ("echo secret > fix.diff; chmod 0 fix.diff", None),
         ("ln -s /etc/hostname fix.diff; echo in-the-sandbox > other; ln -sf other fix.diff", b"in-the-sandbox\n"),
         ("head -c 100000 /dev/zero > fix.diff", b"\0" * 100_000),
+        ("head -c 100001 /dev/zero > fix.diff", None),
+        ("truncate -s 900M fix.diff", None),
+        ("mkfifo fix.diff", None),
+        ("ln -s /dev/zero fix.diff", None),
+        ("ln -s fix.diff fix.diff", None),
+        ("touch other; ln -s other/fix.diff fix.diff", None),
     ],
-    ids=["nothing", "directory", "dangling link", "closed", "link", "as large as allowed"],
+    ids=[
+        "nothing",
+        "directory",
+        "dangling link",
+        "closed",
+        "link",
+        "as large as allowed",
+        "too large",
+        "huge",
+        "a pipe",
+        "a device",
+        "a link to itself",
+        "behind a file",
+    ],
 )
 async def test_what_a_policy_may_leave(command: str, found: bytes | None, runtime: Runtime) -> None:
-    """What is not there as a file that can be read is left out, whatever is there instead."""
+    """What is not there as a file that can be read is left out at once, whatever is there instead, and graded so."""
     handler, run = await graded(runtime, command)
     assert handler.found == found
     assert run.grade.reward == 1.0
 
 
-@pytest.mark.parametrize(
-    "command",
-    ["head -c 100001 /dev/zero > fix.diff", "truncate -s 900M fix.diff", "mkfifo fix.diff", "ln -s /dev/zero fix.diff"],
-    ids=["too large", "huge", "a pipe", "a device"],
-)
-async def test_what_is_refused(command: str, runtime: Runtime) -> None:
-    """What is too large, or would never end, is an error at once: nothing is cut, and nothing is graded."""
-    with pytest.RaisesGroup(HandlerError, flatten_subgroups=True) as caught:
-        await graded(runtime, command)
-    (error,) = caught.value.exceptions
-    while isinstance(error, BaseExceptionGroup):
-        (error,) = error.exceptions
-    assert isinstance(error, HandlerError)
-    assert error.stable_code == "carry_refused"
-    assert runtime.list() == ()
+class Running(Patch):
+    """Its grader runs what was carried, in a small sandbox."""
+
+    def grading_sandbox(self, instance: Deed) -> SandboxSpec:
+        return SandboxSpec(limits=SandboxLimits(memory_bytes=64 << 20))
+
+    async def evaluate(self, job: JobContext[Deed], result: RunResult) -> Grade:
+        try:
+            done = await job.sandbox.bash("bash fix.diff", limit_s=20.0)
+        except SandboxError as exc:
+            if exc.stable_code not in USED_UP:
+                raise
+            return Grade(reward=0.0, parts={"used_up": 1.0})
+        return Grade(reward=float(done.exit_code == 0))
+
+
+@pytest.mark.slow
+async def test_work_that_uses_the_grading_sandbox_up_can_be_graded(runtime: Runtime) -> None:
+    """The grader hears of it at the call that it waits for, and its grade stands."""
+    greedy = "head -c 200000000 /dev/zero >/dev/shm/held; sleep 15"
+    for work, reward, parts in (("true", 1.0, {}), (greedy, 0.0, {"used_up": 1.0})):
+        run = await run_handler(Running(), {"command": f"echo '{work}' >fix.diff"}, turns=[], runtime=runtime)
+        assert (run.grade.reward, run.grade.parts) == (reward, parts)
+        assert runtime.list() == ()

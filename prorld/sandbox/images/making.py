@@ -73,6 +73,9 @@ async def pull(
 
 
 def _local(source: str) -> Path:
+    if not source:
+        # The path of nothing is the directory where one is, which nobody has named.
+        raise SandboxError("nothing was named to make an image of", code="bad_reference", retryable=False)
     path = Path(source).expanduser()
     scheme, found, _ = source.partition("://")
     if found:
@@ -128,6 +131,8 @@ def _hand_over(store: ImageStore, staging: Staging, scheme: str, rest: str, prog
     source, target = Path(path).absolute(), staging.place / "source"
     if not source.exists():
         raise SandboxError(f"there is no {source}", code="no_image", retryable=False)
+    if not source.is_dir() and not source.is_file():
+        raise SandboxError(f"{source} is no regular file", code="bad_reference", retryable=False)
     if source.is_dir():
         copy_tree(source, target, tick_of(progress))
         make_harmless(target, store.owner, tick_of(progress))
@@ -147,6 +152,9 @@ async def _pull_path(store: ImageStore, path: Path, name: str, mode: Mode, progr
         return Made(name=name, record=record, reused=record.digest in before)
     if not await store.lane.run(path.is_dir):
         raise SandboxError(f"there is no image at {path}", code="no_image", retryable=False)
+    if await store.lane.run(_holds, path, store.directory):
+        words = f"the store {store.directory} is in it, and would be copied into itself"
+        raise SandboxError(f"{path} can't be taken in: {words}", code="bad_reference", retryable=False)
     async with store.staged() as staging:
         progress.step(f"copying {path}")
         unread = await store.lane.run(copy_tree, path, staging.image / ROOT, tick_of(progress))
@@ -156,6 +164,10 @@ async def _pull_path(store: ImageStore, path: Path, name: str, mode: Mode, progr
     return Made(
         name=name, record=record, reused=reused, left_out=tuple(unread[:_LEFT_OUT_MAX]), left_out_count=len(unread)
     )
+
+
+def _holds(place: Path, directory: Path) -> bool:
+    return directory.resolve().is_relative_to(place.resolve())
 
 
 async def build(
@@ -208,7 +220,7 @@ async def build(
 
 
 def _definition(source: str) -> Path:
-    path = Path(source).expanduser().absolute()
+    path = _local(source)
     if path.is_file():
         return path
     found = [path / name for name in DEFINITIONS if (path / name).is_file()] or sorted(path.glob("*.def"))

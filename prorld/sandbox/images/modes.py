@@ -1,8 +1,8 @@
 """When an image that is there already is taken: the keys of the cache.
 
 * ``scratch``: never.
-* ``versioned``: what it was made from is called the same: the reference with its tag, or the base, the stages and the
-  declared version of a definition. A change of its scripts alone is not seen.
+* ``versioned``: what it was made from is called the same: the reference with its tag, or the file of a definition, its
+  bases, its stages and its declared version. A change of its scripts alone is not seen.
 * ``lock``: all of what it was made from has the same content: the definition, its arguments, the files that it copies
   and lock files that were named; or a reference that is itself a digest.
 
@@ -53,7 +53,8 @@ def definition_key(
     text = _text(definition)
     said = [f"{name}={value}" for name, value in sorted(arguments.items())]
     if mode == "versioned":
-        return key_of("build", mode, extra, *said, *_versions(text))
+        # Two definitions may well have one base and one version, and nothing else in common.
+        return key_of("build", mode, extra, str(definition.resolve()), *said, *_versions(text))
     contents = [_content(path, tick) for path in (*copied_files(text, definition.parent), *lock_files)]
     return key_of("build", mode, extra, *said, text, *contents)
 

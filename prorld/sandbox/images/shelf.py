@@ -328,11 +328,15 @@ class Shelf:
         half = path.with_name(f".{secrets.token_hex(6)}")
         with _told(f"writing {path}"):
             fd = os.open(half, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            with os.fdopen(fd, "w") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(fd)
-            half.rename(path)
+            try:
+                with os.fdopen(fd, "w") as file:
+                    file.write(text)
+                    file.flush()
+                    os.fsync(fd)
+                half.rename(path)
+            except BaseException:  # a full disk must not be left fuller at each try
+                half.unlink(missing_ok=True)
+                raise
 
 
 def instant(seconds: float | None = None) -> str:

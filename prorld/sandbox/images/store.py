@@ -153,6 +153,11 @@ class ImageStore:
     async def take_in_sif(self, path: Path, progress: Progress) -> ImageRecord:
         """The record of a SIF file that lies somewhere else, copied into the store where it is not there yet."""
         key = await self.lane.run(_key_of_file, path)
+        # A group of jobs asks for one file at once, and it may be large: one copies it.
+        async with self._turns.setdefault(key, trio.Lock()):
+            return await self._take_in_sif(path, key, progress)
+
+    async def _take_in_sif(self, path: Path, key: str, progress: Progress) -> ImageRecord:
         known = await self.lane.run(self.shelf.by_key, key)
         if known is not None:
             await self.hold(known)

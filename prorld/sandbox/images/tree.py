@@ -15,6 +15,7 @@ import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 
@@ -115,7 +116,7 @@ def copy_tree(source: Path, target: Path, tick: Tick) -> list[str]:
 def copy_file(source: Path, target: Path, tick: Tick) -> str:
     """Copy one file, and say its SHA-256; it is on the disk when this returns."""
     digest = hashlib.sha256()
-    with source.open("rb") as file, target.open("xb") as copy:
+    with _open_regular(source) as file, target.open("xb") as copy:
         while chunk := file.read(_CHUNK_BYTES):
             digest.update(chunk)
             copy.write(chunk)
@@ -126,10 +127,19 @@ def copy_file(source: Path, target: Path, tick: Tick) -> str:
     return digest.hexdigest()
 
 
+def _open_regular(path: Path) -> BinaryIO:
+    """Open a file that somebody named. A pipe would keep a thread for ever, and a device has no end."""
+    file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    return file
+
+
 def digest_file(path: Path, tick: Tick) -> str:
     """The SHA-256 of a file's content."""
     digest = hashlib.sha256()
-    with path.open("rb") as file:
+    with _open_regular(path) as file:
         while chunk := file.read(_CHUNK_BYTES):
             digest.update(chunk)
             tick(len(chunk))

@@ -68,6 +68,17 @@ def test_a_change_of_scripts_counts_for_lock_alone(directory):
     assert key(directory, "lock") != key(directory, "lock", package="scipy")
 
 
+def test_another_definition_of_one_version_is_another_image(directory):
+    """Many tasks have definitions of their own on one base, with one label and even one file name."""
+    keys = set()
+    for task, package in (("one", "numpy"), ("two", "scipy")):
+        (directory / task).mkdir()
+        file = directory / task / "Apptainer"
+        file.write_text(DEFINITION.format(base="3.12", version="1", package=package))
+        keys.add(definition_key(file, "versioned", arguments={}, lock_files=[], extra="", tick=lambda _: None))
+    assert len(keys) == 2
+
+
 @pytest.mark.parametrize("name", ["requirements.txt", "data/one.csv", "data/two.csv", "poetry.lock"])
 def test_copied_files_and_lock_files_count_for_lock_alone(directory, name):
     """Each by its content, those of a wildcard too, and one more among them."""

@@ -15,14 +15,15 @@ from prorld.errors import SandboxError
 from prorld.sandbox.images import making
 from prorld.sandbox.images.collecting import collect, remove
 from prorld.sandbox.images.contract import Image
-from prorld.sandbox.images.making import pull
+from prorld.sandbox.images.making import build, pull
 from prorld.sandbox.images.progress import Silence
-from prorld.sandbox.images.records import check_name, name_for
+from prorld.sandbox.images.records import Mode, check_name, name_for
 from prorld.sandbox.images.store import ImageStore
 from tests.sandbox.images.support import OWNER, Heard, fake_sif, small_tree
 from tests.sandbox.support import gone
 
 QUIET = Silence()
+MODES: tuple[Mode, ...] = ("scratch", "versioned", "lock")
 NO_IMAGES = (
     "nothing", "docker://python:3", "sha256:00000000", "sha256:", "sha256:../..", "../../etc", "..", "", "a\0b",
     "a" * 5000, "/" + "a" * 5000, "/no/such", "/dev/null", "/a\0b", "\ud800", "/\ud800",
@@ -103,6 +104,40 @@ async def test_a_sif_file_is_unpacked_once_for_all_who_ask(place, store, stand_i
     assert staged(store) == []
     await store.resolve(str(sif), unpacked=True)
     assert len(stand_in.calls()) == 1
+
+
+async def test_a_file_is_copied_once_for_all_who_ask(place, store):
+    """A group of jobs comes at once, and its image may be as large as the room that is left."""
+    sif = fake_sif(place / "a.sif")
+    heard = Heard()
+    async with trio.open_nursery() as nursery:
+        for _ in range(10):
+            nursery.start_soon(store.take_in_sif, sif, heard)
+    assert heard.steps == ["copying a.sif"]
+
+
+async def test_what_could_not_be_written_leaves_nothing(place, store, monkeypatch):
+    """A disk that is full does not get fuller with each try."""
+    await take_in(store, small_tree(place / "tree"))
+
+    def full(fd: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(SandboxError, match="No space left") as caught:
+        await take_in(store, place / "tree", name="other")
+    monkeypatch.undo()
+    assert (caught.value.stable_code, caught.value.may_retry) == ("images_dir", True)
+    assert sorted(file.name for file in (store.directory / "names").iterdir()) == ["small"]
+
+
+async def test_a_store_is_not_taken_into_itself(place, store):
+    """A copy of all that holds the store would never come to an end."""
+    for source in (place, store.directory):
+        await store.prepare()
+        with pytest.raises(SandboxError, match="copied into itself") as caught:
+            await take_in(store, source)
+        assert (caught.value.stable_code, staged(store)) == ("bad_reference", [])
 
 
 async def test_a_changed_file_is_another_image(place, store, stand_in):
@@ -284,12 +319,30 @@ async def test_what_is_no_image_is_refused(place, store):
     refused = [
         (str(place / "text"), "a", "bad_reference"), ("ftp://host/image", None, "bad_reference"),
         ("http://host/image.sif", None, "bad_reference"), (str(place), "../a", "bad_image_name"),
-        (str(place / "none"), None, "no_image"),
+        (str(place / "none"), None, "no_image"), ("", None, "bad_reference"), ("", "a", "bad_reference"),
     ]  # fmt: skip
     for source, name, code in refused:
         with pytest.raises(SandboxError) as caught:
             await pull(store, source, name=name, mode="versioned", progress=QUIET)
         assert caught.value.stable_code == code, source
+
+
+@pytest.mark.parametrize("kind", ["docker-archive", "oci-archive"])
+async def test_an_archive_that_is_no_file_is_refused(place, store, kind):
+    """Nobody waits for what comes out of a pipe, or for the end of a device."""
+    os.mkfifo(place / "pipe")
+    for source in (place / "pipe", Path("/dev/zero")):
+        for mode in MODES:
+            with trio.fail_after(5), pytest.raises(SandboxError, match="no regular file") as caught:
+                await pull(store, f"{kind}:{source}", name="a", mode=mode, progress=QUIET)
+            assert (caught.value.stable_code, staged(store)) == ("bad_reference", [])
+
+
+async def test_nothing_is_no_definition(store):
+    """An empty name does not stand for the directory where one happens to be."""
+    with pytest.raises(SandboxError, match="nothing was named") as caught:
+        await build(store, "", name="a", mode="lock", arguments={}, progress=QUIET)
+    assert caught.value.stable_code == "bad_reference"
 
 
 async def test_progress_is_told_step_by_step(place, store):
