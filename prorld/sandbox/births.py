@@ -45,6 +45,7 @@ CONTROL_FD = 9  # the child's end of its control socket
 DATA_FD = 10  # the first of the descriptors that hold ``data``
 MAX_DATA = 16
 BIRTH_SECONDS = 2.0
+_SO_PASSRIGHTS = 83
 _REPORT_BYTES_MAX = 1 << 12
 
 _BORN = re.compile(rb"^pid (\d+)\n", re.MULTILINE)
@@ -212,6 +213,8 @@ def _begin(wish: Wish, become: Callable[[int], NoReturn], keep: list[int]) -> Bi
         stack.enter_context(near)
         # The kernel then says which process the first bytes come from: that is how a sandbox's first process is known.
         near.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        with contextlib.suppress(OSError):  # kernels of 6.16 and later; there no descriptor of a sandbox gets out
+            near.setsockopt(socket.SOL_SOCKET, _SO_PASSRIGHTS, 0)
         _put(far.detach(), CONTROL_FD, stack)
         report, tell = os.pipe()
         stack.callback(os.close, tell)
