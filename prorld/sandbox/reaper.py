@@ -22,6 +22,7 @@ import structlog
 from structlog.typing import FilteringBoundLogger
 
 from prorld.sandbox.families import end_left, started
+from prorld.sandbox.leftovers import remove_tree
 
 __all__ = ["Reaped", "make_base", "make_place", "name_process", "place_of", "reap", "remove_boot", "remove_place"]
 
@@ -75,19 +76,12 @@ def name_process(place: Path, pid: int, marker: str = "") -> None:
 
 def remove_place(place: Path) -> None:
     """Remove a sandbox's directory, whatever the modes in it: an overlay leaves one that is closed to all."""
-    with suppress(OSError):
-        shutil.rmtree(place)
+    if not place.exists():
         return
-    # On the way down: a directory that can't be opened is never walked into, so its parent has to open it.
-    for parent, below, _ in os.walk(place):
-        for name in below:
-            entry = Path(parent) / name
-            with suppress(OSError):
-                if not entry.is_symlink():
-                    entry.chmod(0o700)
-    shutil.rmtree(place, ignore_errors=True)
-    if place.exists():
-        log.warning("sandbox.left", place=str(place))
+    try:
+        remove_tree(place)
+    except OSError as exc:
+        log.warning("sandbox.left", place=str(place), why=str(exc))
 
 
 def remove_boot(runtime_dir: Path, boot_id: str) -> None:
@@ -96,7 +90,7 @@ def remove_boot(runtime_dir: Path, boot_id: str) -> None:
     for place in sorted(boot.glob("*")):
         if place.is_dir():
             remove_place(place)
-    shutil.rmtree(boot, ignore_errors=True)
+    remove_place(boot)
 
 
 def reap(runtime_dir: Path, *, boot_id: str) -> Reaped:
