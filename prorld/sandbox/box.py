@@ -76,7 +76,7 @@ class Box:
         self._has_own_warden = False
         self._build: Build | None = None
         self._seccomp = seccomp
-        self._limits = {
+        self.limits: Mapping[str, int] = {
             name: getattr(spec.limits, name) for name in ("memory_bytes", "processes", "open_files", "file_bytes")
         }
         self._made_at = trio.current_time()
@@ -244,10 +244,10 @@ class Box:
         return self._build
 
     async def _spawn(self, argv: Sequence[str]) -> Child:
-        return await self._enter(argv, {**_ENVIRONMENT, **self._made.session_env}, self._limits)
+        return await self._enter(argv, {**_ENVIRONMENT, **self._made.session_env}, self.limits)
 
     async def _spawn_helper(self, argv: Sequence[str]) -> Child:
-        limits = {**self._limits, "processes": self._limits["processes"] + SPARE_PROCESSES}
+        limits = {**self.limits, "processes": self.limits["processes"] + SPARE_PROCESSES}
         return await self._enter(argv, {"PATH": self._made.session_env["PATH"], "LANG": "C.UTF-8"}, limits)
 
     async def _enter(

@@ -12,7 +12,7 @@ import signal
 import socket
 import struct
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Literal
@@ -83,10 +83,10 @@ class Child:
         await self._exited.wait()
         return -signal.SIGKILL if self.exit_code is None else self.exit_code
 
-    async def greeting(self, word: bytes) -> bool:
+    async def greeting(self, word: bytes, limits: Mapping[str, int]) -> bool:
         """Wait until its first process says that it is there, and have the warden know which one that is.
 
-        The kernel says who speaks, so nothing else can pass for it.
+        The kernel says who speaks, so nothing else can pass for it. ``limits`` are that process's from then on.
         """
         room = socket.CMSG_SPACE(_CREDENTIALS.size)
         try:
@@ -99,7 +99,7 @@ class Child:
                 self.first = _CREDENTIALS.unpack(content)[0]
         if said != word or not self.first:
             return False
-        await self._link.name_first(self._number, self.first)
+        await self._link.name_first(self._number, self.first, limits)
         return True
 
     def interrupt(self, number: signal.Signals) -> None:
@@ -198,9 +198,9 @@ class Link:
             request.child.marker = str(wish["marker"])
             return request.child
 
-    async def name_first(self, number: int, pid: int) -> None:
-        """Say which process is the first in a child's pid namespace."""
-        await self._send(json.dumps({"op": "first", "id": number, "pid": pid}).encode())
+    async def name_first(self, number: int, pid: int, limits: Mapping[str, int]) -> None:
+        """Say which process is the first in a child's pid namespace, and what its limits are."""
+        await self._send(json.dumps({"op": "first", "id": number, "pid": pid, "limits": dict(limits)}).encode())
 
     def _abandon(self, number: int, request: _Request) -> None:
         self._requests.pop(number, None)

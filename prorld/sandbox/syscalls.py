@@ -137,19 +137,19 @@ def raise_descriptors() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (_OWN_FDS if hard < 0 else min(_OWN_FDS, hard), hard))
 
 
-def lower_limits(limits: dict[str, int]) -> None:
-    """Set the limits of this process and its children for good; no core files.
+def lower_limits(limits: dict[str, int], *, pid: int = 0) -> None:
+    """Set the limits of a process, by default of this one, and its children for good; no core files.
 
     Inside a user namespace the limit of processes counts that namespace alone.
     """
     own_fds, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     for name, value in limits.items():
-        _, hard = resource.getrlimit(LIMITS[name])
+        _, hard = resource.prlimit(pid, LIMITS[name])
         lowered = value if hard == resource.RLIM_INFINITY else min(value, hard)
         if name == "open_files":
             lowered = min(lowered, own_fds // _SHARE_OF_FDS)
-        resource.setrlimit(LIMITS[name], (lowered, lowered))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        resource.prlimit(pid, LIMITS[name], (lowered, lowered))
+    resource.prlimit(pid, resource.RLIMIT_CORE, (0, 0))
 
 
 def drop_to(uid: int, gid: int) -> None:
