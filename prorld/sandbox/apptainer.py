@@ -75,6 +75,7 @@ class Apptainer:
             # Whatever the daemon was started with: variables of Apptainer's own would bind directories of the host.
             env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": str(home), "TMPDIR": str(home)},
             helpers=True,
+            bare=True,  # a filter from outside would keep Apptainer from its own work
             furnish={"tmpfs": tmpfs, "directories": [HOME, spec.workdir], "read_only": ["/dev"], "seal": True},
             session_env={**image_environment(image), **self._network.environment(spec.network), **spec.env},
             workdir=spec.workdir,

@@ -82,6 +82,7 @@ class Wish:
     furnish: Furniture = field(default_factory=Furniture)
     limits: dict[str, int] = field(default_factory=dict)
     filter: bytes = b""
+    apart: bool = False
     cgroup: str = ""
 
 
@@ -172,7 +173,7 @@ def begin_inside(wish: Wish, first: int, libc: Libc) -> Birth:
         libc.join_namespaces(first, network=not wish.share_network)
         fcntl.ioctl(0, termios.TIOCNOTTY)
         _furnish(wish.furnish, libc)
-        libc.give_up_privileges(wish.filter)
+        libc.give_up_privileges(wish.filter, apart=wish.apart)
         restore_signals()
         os.chdir(wish.cwd)
         pid = os.fork()
@@ -284,6 +285,7 @@ def decode_wish(message: dict[str, Any]) -> Wish:
             furnish=_decode_furniture(message["furnish"]),
             limits={str(name): int(value) for name, value in message["limits"].items()},
             filter=base64.b64decode(message["filter"], validate=True),
+            apart=bool(message["apart"]),
             cgroup=str(message["cgroup"]),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as exc:

@@ -270,6 +270,7 @@ class Box:
                 furnish=furnish,
                 limits=limits,
                 seccomp=self._seccomp,
+                apart=build.bare,
                 cgroup=self.cgroup,
             )
         else:

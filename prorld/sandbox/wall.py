@@ -61,6 +61,7 @@ class Build(msgspec.Struct, frozen=True, kw_only=True):
     ``argv`` starts its outermost process, with ``data`` on descriptors; ``env`` is that process's, ``session_env`` that
     of the programs inside. ``has_namespaces`` says that these enter the namespaces of its first process, ``furnish``
     what is put there beforehand; otherwise they run beside it, under the system call filter where it is ``filtered``.
+    ``bare`` says that this first process has no filter itself, so that they are kept from taking it over.
     ``scratch`` are its directories in memory, ``on_disk`` those on the host's disk that it writes to.
     """
 
@@ -71,6 +72,7 @@ class Build(msgspec.Struct, frozen=True, kw_only=True):
     marker: str = ""
     has_namespaces: bool = True
     filtered: bool = False
+    bare: bool = False
     furnish: dict[str, object] = {}
     session_env: Mapping[str, str]
     workdir: str

@@ -10,7 +10,7 @@ imports is what each of its forks carries.
 Protocol, JSON over one SEQPACKET socketpair, one message a packet, bounded by ``MAX_MESSAGE``:
 
 * ``{"op": "spawn", "id", "argv", "env", "cwd", "data", "helpers", "marker", "enter", "share_network", "furnish",
-  "limits", "filter", "cgroup"}``, answered by ``{"op": "spawned", "id", "pid"}`` with two descriptors, or by
+  "limits", "filter", "apart", "cgroup"}``, answered by ``{"op": "spawned", "id", "pid"}`` with two descriptors, or by
   ``{"op": "refused", "id", "why"}``. With ``enter`` the child starts inside the namespaces of the first process of that
   earlier child; ``data`` are contents that it finds on descriptors, ``cgroup`` is where it moves to before all else.
 * ``{"op": "first", "id", "pid", "limits"}`` names the first process in the pid namespace of a child, which has these
