@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-__all__ = ["all_processes", "below", "end_left", "kill_family", "own_children", "read_stat", "started"]
+__all__ = ["all_processes", "below", "end_left", "has_group", "kill_family", "own_children", "read_stat", "started"]
 
 _ROUNDS_MAX = 20  # of looking again for what was started meanwhile
 _WAIT_SECONDS = 0.02
@@ -80,6 +80,19 @@ def started(pid: int) -> int | None:
         return None if fields[0] in "ZX" else int(fields[19])
     except (OSError, ValueError, IndexError):
         return None
+
+
+def has_group(session: int, group: int) -> bool:
+    """Whether a session has such a process group now; another one may have got its number when all of it were gone."""
+    with contextlib.suppress(ProcessLookupError):
+        return os.getsid(group) == session
+    # Its leader is gone. The others of it hold the number.
+    wanted = [str(group), str(session)]
+    for pid in all_processes():
+        with contextlib.suppress(OSError, IndexError):
+            if read_stat(pid)[2:4] == wanted:
+                return True
+    return False
 
 
 def read_stat(pid: int) -> list[str]:

@@ -6,6 +6,7 @@ that does not answer is killed; when it is gone, however, every wait and every r
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -22,7 +23,7 @@ import trio
 
 from prorld.errors import SandboxError
 from prorld.kit.lanes import Lane
-from prorld.sandbox.families import end_left, started
+from prorld.sandbox.families import end_left, has_group, started
 from prorld.sandbox.warden import MAX_MESSAGE
 
 __all__ = ["Child", "Event", "Link", "receive"]
@@ -34,6 +35,8 @@ _PINGS = 20  # sent for one answer, over PONG_SECONDS: a daemon that was held up
 _KILL_AGAIN_SECONDS = 0.2
 BURY_SECONDS = 2.0
 _CREDENTIALS = struct.Struct("iII")  # pid, uid, gid
+_NUMBER = struct.Struct("i")
+_TIOCGSID = 0x5429  # which session's tty it is; termios has no name for it
 _DESCRIPTORS = 2  # that come with a spawned child
 
 
@@ -103,12 +106,16 @@ class Child:
         return True
 
     def interrupt(self, number: signal.Signals) -> None:
-        """Signal what is in the foreground on its tty: works from outside of its pid namespace."""
+        """Signal what is in the foreground on its tty: works from outside of its pid namespace.
+
+        The tty remembers a foreground whose processes are all gone by a number that may be a stranger's by now.
+        """
         if self._closed:
             return
         with suppress(OSError):
             group = os.tcgetpgrp(self._master)
-            if group > 1:
+            (session,) = _NUMBER.unpack(fcntl.ioctl(self._master, _TIOCGSID, bytes(_NUMBER.size)))
+            if group > 1 and has_group(session, group):
                 os.killpg(group, number)
 
     def close(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -169,3 +170,61 @@ async def test_probe_names_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> Non
     assert said is not None
     assert "bubblewrap" in said
     assert "\n" not in said
+
+
+# Puts a group into the foreground of its tty, lets all of it end, and says which number it had.
+GONE_FROM_THE_FOREGROUND = """
+import os, signal, time
+signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+come, go = os.pipe()
+pid = os.fork()
+if pid == 0:
+    os.close(go)
+    os.read(come, 1)
+    os._exit(0)
+os.setpgid(pid, pid)
+os.tcsetpgrp(0, pid)
+os.close(go)
+os.waitpid(pid, 0)
+print(pid, flush=True)
+time.sleep(100)
+"""
+
+
+def _start_with(number: int) -> subprocess.Popen[bytes]:
+    """A process group with this number."""
+    last = Path("/proc/sys/kernel/ns_last_pid")
+    if not os.access(last, os.W_OK):
+        pytest.skip("only root can choose the number of the next process")
+    for _ in range(50):  # others of this machine start processes, too
+        last.write_text(str(number - 1))
+        started = subprocess.Popen(["/bin/sleep", "100"], process_group=0)
+        if started.pid == number:
+            return started
+        started.kill()
+        started.wait()
+    pytest.skip("the number is not to be had")
+
+
+async def test_a_number_of_the_foreground_that_is_a_strangers(warden: Warden) -> None:
+    """What has got the number of a foreground that is gone is not signalled in its place."""
+    child = await warden.spawn(["/usr/bin/python3", "-c", GONE_FROM_THE_FOREGROUND], env={})
+    number = int(await child.tty.receive_some(100))
+    stranger = _start_with(number)
+    try:
+        child.interrupt(signal.SIGKILL)
+        child.close()
+        await trio.sleep(0.2)
+        assert stranger.poll() is None
+    finally:
+        stranger.kill()
+        stranger.wait()
+    with trio.fail_after(5):
+        await child.wait()
+
+
+async def test_a_foreground_whose_leader_is_gone(sandbox: Sandbox) -> None:
+    """The rest of a pipeline is interrupted although its first process has ended."""
+    result = await sandbox.bash("true | sleep 100; echo $?", limit_s=0.5)
+    assert (result.timed_out, result.restarted) == (True, False)
+    assert (await sandbox.bash("pgrep sleep || echo none")).output == b"none\n"
