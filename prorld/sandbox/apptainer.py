@@ -81,5 +81,6 @@ class Apptainer:
             workdir=spec.workdir,
             # What Apptainer writes into /etc lies in the same memory as its /dev.
             scratch=("/tmp", "/dev/shm", "/dev"),  # noqa: S108
-            on_disk=(str(overlay / "upper"),),
+            # What is unlinked and still open, a helper moves to the second.
+            on_disk=(str(overlay / "upper"), str(overlay / "work")),
         )

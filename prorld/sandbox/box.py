@@ -141,7 +141,9 @@ class Box:
 
             nursery.start_soon(until, partial(over_memory, lane, roots, build.scratch, limits.memory_bytes))
             if build.on_disk:
-                nursery.start_soon(until, partial(over_disk, lane, build.on_disk, limits.disk_bytes))
+                # Of a file that a helper serves, it is the helper that has it open.
+                disk = partial(over_disk, lane, lambda: [*roots(), holder.pid], build.on_disk, build.scratch)
+                nursery.start_soon(until, partial(disk, limits.disk_bytes))
             if build.helpers and holder.first is not None:
                 nursery.start_soon(until, partial(without_helper, holder.pid, holder.first))
         self.leave()

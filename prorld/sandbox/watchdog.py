@@ -11,7 +11,7 @@ from prorld.errors import SandboxError
 from prorld.kit.lanes import Lane
 from prorld.sandbox.families import started
 from prorld.sandbox.leftovers import disk_bytes
-from prorld.sandbox.memory import children, glance, held_bytes
+from prorld.sandbox.memory import children, glance, held_bytes, unlinked_bytes
 
 __all__ = ["over_disk", "over_memory", "without_helper"]
 
@@ -32,13 +32,18 @@ async def over_memory(lane: Lane, roots: Callable[[], list[int]], scratch: Seque
     return _too_much("memory", held, limit)
 
 
-async def over_disk(lane: Lane, places: Sequence[str], limit: int) -> SandboxError:
-    """Wait until the directories hold more than ``limit`` on disk; what to say then."""
+async def over_disk(
+    lane: Lane, roots: Callable[[], list[int]], places: Sequence[str], scratch: Sequence[str], limit: int
+) -> SandboxError:
+    """Wait until the directories hold more than ``limit`` on disk; what to say then.
+
+    What processes below ``roots`` have unlinked and kept open is in no directory, and counted with it.
+    """
     held, rest = 0, DISK_LOOK_SECONDS
     while held <= limit:
         await trio.sleep(rest)
         began = trio.current_time()
-        held = 0
+        held = await lane.run(partial(unlinked_bytes, roots(), scratch, stop_at=limit))
         for place in places:
             held += await lane.run(partial(disk_bytes, place, stop_at=limit))
         rest = max(DISK_LOOK_SECONDS, DISK_REST * (trio.current_time() - began))

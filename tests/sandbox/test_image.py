@@ -93,14 +93,23 @@ async def test_no_shell_in_the_image(runtime: Runtime, empty_image: str) -> None
 
 
 @pytest.mark.slow
-async def test_the_disk_is_bounded(runtime: Runtime, image: str) -> None:
-    """Who writes more to the overlay than the limit ends, and that is said; who writes less stays."""
+@pytest.mark.parametrize(
+    "command",
+    [
+        "head -c 16M /dev/zero >/data/much",
+        "exec 5>/data/much; rm /data/much; head -c 16M /dev/zero >&5",
+    ],
+)
+async def test_the_disk_is_bounded(command: str, runtime: Runtime, image: str) -> None:
+    """Who writes more to the overlay than the limit ends, with names or without, and that is said; others stay."""
     spec = SandboxSpec(image=image, limits=SandboxLimits(disk_bytes=4 << 20))
     async with open_sandbox(runtime, spec, sandbox_id="little") as little:
-        await little.bash("head -c 1M /dev/zero >/data/little")
+        await little.bash(
+            "head -c 1M /dev/zero >/data/little; exec 5>/tmp/much; rm /tmp/much; head -c 16M /dev/zero >&5"
+        )
         with trio.fail_after(30), pytest.RaisesGroup(pytest.RaisesExc(SandboxError, match="bytes of disk")) as caught:
             async with open_sandbox(runtime, spec, sandbox_id="much") as much:
-                await much.bash("head -c 16M /dev/zero >/data/much")
+                await much.bash(command)
                 await trio.sleep_forever()
         (failure,) = caught.value.exceptions
         assert isinstance(failure, SandboxError)
