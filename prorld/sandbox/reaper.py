@@ -30,6 +30,7 @@ log: FilteringBoundLogger = structlog.get_logger()
 
 _SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 END_SECONDS = 2.0
+GROWN_SECONDS = 60.0  # more than a runtime takes to start what serves a sandbox
 _BASE = "sandboxes"
 _OWNER, _PROCESS = "owner", "process"
 
@@ -140,7 +141,7 @@ def _end_processes(places: Sequence[Path]) -> int:
             if boot == _machine_boot():
                 left.append((int(pid), int(begun)))
                 markers.append(marker)
-    return end_left(left, markers, seconds=END_SECONDS) if left else 0
+    return end_left(left, markers, seconds=END_SECONDS, grown_in=GROWN_SECONDS) if left else 0
 
 
 def _machine_boot() -> str:
