@@ -32,6 +32,7 @@ _SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 END_SECONDS = 2.0
 GROWN_SECONDS = 60.0  # more than a runtime takes to start what serves a sandbox
 _BASE = "sandboxes"
+_PASSABLE = 0o711  # whatever the umask
 _OWNER, _PROCESS = "owner", "process"
 
 
@@ -45,7 +46,9 @@ class Reaped(msgspec.Struct, frozen=True, kw_only=True):
 def make_base(runtime_dir: Path) -> Path:
     """The directory that all sandboxes' directories are in: others than its owner pass through it and see nothing."""
     base = runtime_dir / _BASE
-    base.mkdir(mode=0o711, parents=True, exist_ok=True)
+    if not base.is_dir():
+        base.mkdir(mode=_PASSABLE, parents=True, exist_ok=True)
+        base.chmod(_PASSABLE)
     return base
 
 
@@ -62,7 +65,8 @@ def make_place(runtime_dir: Path, boot_id: str, sandbox_id: str) -> Path:
     place = place_of(runtime_dir, boot_id, sandbox_id)
     if not place.parent.is_dir():
         _make_boot(place.parent)
-    place.mkdir(mode=0o711)
+    place.mkdir(mode=_PASSABLE)
+    place.chmod(_PASSABLE)
     return place
 
 
@@ -120,9 +124,8 @@ def _is_ours(place: Path) -> bool:
 
 def _make_boot(boot: Path) -> None:
     """Make it elsewhere and move it: a sweep of another daemon must never see it without its owner."""
-    boot.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
-    fresh = Path(tempfile.mkdtemp(prefix=".", dir=boot.parent))
-    fresh.chmod(0o711)
+    fresh = Path(tempfile.mkdtemp(prefix=".", dir=make_base(boot.parents[1])))
+    fresh.chmod(_PASSABLE)
     (fresh / _OWNER).write_text(f"{os.getpid()} {started(os.getpid())}")
     try:
         fresh.rename(boot)

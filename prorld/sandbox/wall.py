@@ -6,6 +6,7 @@ sessions, the files, the limits and the end, is the same for all of them.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -30,6 +31,7 @@ __all__ = [
     "Holder",
     "Request",
     "Wall",
+    "give_directory",
     "image_environment",
 ]
 
@@ -162,6 +164,13 @@ class Enclosing(Protocol):
     async def reap(self, runtime_dir: Path, *, boot_id: str) -> int:
         """Remove what daemons that are gone have left of theirs; says how many."""
         ...
+
+
+def give_directory(path: Path, request: Request, *, mode: int) -> None:
+    """Make a directory of the sandbox's user, with this mode whatever the umask."""
+    path.mkdir(mode=mode)
+    path.chmod(mode)
+    os.chown(path, request.uid, request.gid)
 
 
 def image_environment(image: Image | None, home: str = HOME) -> dict[str, str]:

@@ -61,6 +61,16 @@ async def test_changes_are_its_own(runtime: Runtime, image: str) -> None:
             assert {row.image for row in runtime.list()} == {image}
 
 
+async def test_an_overlay_under_a_private_umask(runtime: Runtime, image: str) -> None:
+    """The umask of the daemon keeps a sandbox neither from its changes to the image nor from its root directory."""
+    before = os.umask(0o077)
+    try:
+        async with open_sandbox(runtime, SandboxSpec(image=image)) as sandbox:
+            assert (await sandbox.bash("echo x >/data/new; cat /data/new; [[ -w / ]]")).output == b"x\n"
+    finally:
+        os.umask(before)
+
+
 async def test_files_without_python(runtime: Runtime, image: str) -> None:
     """Bash and two small programs are all that a file transfer needs."""
     content = bytes(range(256)) * 1000

@@ -14,12 +14,15 @@ from pathlib import Path
 import pytest
 import trio
 
-from prorld.sandbox.contract import Sandbox
+from prorld.sandbox.contract import Sandbox, SandboxSpec
 from prorld.sandbox.host import find_bubblewrap
+from prorld.sandbox.local import Local
 from prorld.sandbox.probe import check_bubblewrap
+from prorld.sandbox.runtime import Runtime
 from prorld.sandbox.syscalls import expose
 from prorld.sandbox.warden_client import Warden
-from tests.sandbox.support import children, descendants, of_process
+from prorld.testing.sandbox_contract import open_sandbox
+from tests.sandbox.support import BOOT_ID, children, descendants, of_process
 
 
 def test_imports_little() -> None:
@@ -55,6 +58,15 @@ def private_umask() -> Iterator[None]:
 async def test_the_umask_of_the_daemon_is_the_daemons(private_umask: None, sandbox: Sandbox) -> None:
     """Sandboxes come up and see the usual umask, whatever the daemon was started with."""
     assert (await sandbox.bash("umask")).output == b"0022\n"
+
+
+async def test_the_umask_closes_no_directory_of_a_sandbox(
+    private_umask: None, warden: Warden, runtime_dir: Path
+) -> None:
+    """Its user gets to what is made for it on disk."""
+    runtime = Runtime(Local(), warden, runtime_dir=runtime_dir, boot_id=BOOT_ID)
+    async with open_sandbox(runtime, SandboxSpec(trusted=True)) as sandbox:
+        assert (await sandbox.bash("touch file $HOME/file && ls", limit_s=10)).output == b"file\n"
 
 
 async def test_goes_first_when_memory_is_short(sandbox: Sandbox) -> None:
