@@ -9,14 +9,13 @@ This file and ``images`` are the only ones that know Apptainer's command line.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from prorld.errors import SandboxError
 from prorld.sandbox.contract import SandboxSpec
 from prorld.sandbox.images.apptainer import find_apptainer
 from prorld.sandbox.network import SOCKET_DIR, NetworkRules
-from prorld.sandbox.wall import HOLDER, HOME, SHM_BYTES, Build, Request, image_environment
+from prorld.sandbox.wall import HOLDER, HOME, SHM_BYTES, Build, Request, give_directory, image_environment
 
 __all__ = ["Apptainer", "apptainer_argv"]
 
@@ -57,8 +56,7 @@ class Apptainer:
         assert image is not None
         home, overlay = request.place / "home", request.place / "overlay"
         for path in (home, overlay, overlay / "upper", overlay / "work"):
-            path.mkdir(mode=0o755)
-            os.chown(path, request.uid, request.gid)
+            give_directory(path, request, mode=0o755)
         argv = apptainer_argv(
             find_apptainer(self._program),
             spec,
@@ -75,10 +73,12 @@ class Apptainer:
             # Whatever the daemon was started with: variables of Apptainer's own would bind directories of the host.
             env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": str(home), "TMPDIR": str(home)},
             helpers=True,
+            bare=True,  # a filter from outside would keep Apptainer from its own work
             furnish={"tmpfs": tmpfs, "directories": [HOME, spec.workdir], "read_only": ["/dev"], "seal": True},
             session_env={**image_environment(image), **self._network.environment(spec.network), **spec.env},
             workdir=spec.workdir,
             # What Apptainer writes into /etc lies in the same memory as its /dev.
             scratch=("/tmp", "/dev/shm", "/dev"),  # noqa: S108
-            on_disk=(str(overlay / "upper"),),
+            # What is unlinked and still open, a helper moves to the second.
+            on_disk=(str(overlay / "upper"), str(overlay / "work")),
         )

@@ -45,6 +45,7 @@ CONTROL_FD = 9  # the child's end of its control socket
 DATA_FD = 10  # the first of the descriptors that hold ``data``
 MAX_DATA = 16
 BIRTH_SECONDS = 2.0
+_SO_PASSRIGHTS = 83
 _REPORT_BYTES_MAX = 1 << 12
 
 _BORN = re.compile(rb"^pid (\d+)\n", re.MULTILINE)
@@ -81,6 +82,7 @@ class Wish:
     furnish: Furniture = field(default_factory=Furniture)
     limits: dict[str, int] = field(default_factory=dict)
     filter: bytes = b""
+    apart: bool = False
     cgroup: str = ""
 
 
@@ -171,7 +173,7 @@ def begin_inside(wish: Wish, first: int, libc: Libc) -> Birth:
         libc.join_namespaces(first, network=not wish.share_network)
         fcntl.ioctl(0, termios.TIOCNOTTY)
         _furnish(wish.furnish, libc)
-        libc.give_up_privileges(wish.filter)
+        libc.give_up_privileges(wish.filter, apart=wish.apart)
         restore_signals()
         os.chdir(wish.cwd)
         pid = os.fork()
@@ -212,6 +214,8 @@ def _begin(wish: Wish, become: Callable[[int], NoReturn], keep: list[int]) -> Bi
         stack.enter_context(near)
         # The kernel then says which process the first bytes come from: that is how a sandbox's first process is known.
         near.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        with contextlib.suppress(OSError):  # kernels of 6.16 and later; there no descriptor of a sandbox gets out
+            near.setsockopt(socket.SOL_SOCKET, _SO_PASSRIGHTS, 0)
         _put(far.detach(), CONTROL_FD, stack)
         report, tell = os.pipe()
         stack.callback(os.close, tell)
@@ -281,6 +285,7 @@ def decode_wish(message: dict[str, Any]) -> Wish:
             furnish=_decode_furniture(message["furnish"]),
             limits={str(name): int(value) for name, value in message["limits"].items()},
             filter=base64.b64decode(message["filter"], validate=True),
+            apart=bool(message["apart"]),
             cgroup=str(message["cgroup"]),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as exc:

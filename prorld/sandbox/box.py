@@ -76,7 +76,7 @@ class Box:
         self._has_own_warden = False
         self._build: Build | None = None
         self._seccomp = seccomp
-        self._limits = {
+        self.limits: Mapping[str, int] = {
             name: getattr(spec.limits, name) for name in ("memory_bytes", "processes", "open_files", "file_bytes")
         }
         self._made_at = trio.current_time()
@@ -141,7 +141,9 @@ class Box:
 
             nursery.start_soon(until, partial(over_memory, lane, roots, build.scratch, limits.memory_bytes))
             if build.on_disk:
-                nursery.start_soon(until, partial(over_disk, lane, build.on_disk, limits.disk_bytes))
+                # Of a file that a helper serves, it is the helper that has it open.
+                disk = partial(over_disk, lane, lambda: [*roots(), holder.pid], build.on_disk, build.scratch)
+                nursery.start_soon(until, partial(disk, limits.disk_bytes))
             if build.helpers and holder.first is not None:
                 nursery.start_soon(until, partial(without_helper, holder.pid, holder.first))
         self.leave()
@@ -244,10 +246,10 @@ class Box:
         return self._build
 
     async def _spawn(self, argv: Sequence[str]) -> Child:
-        return await self._enter(argv, {**_ENVIRONMENT, **self._made.session_env}, self._limits)
+        return await self._enter(argv, {**_ENVIRONMENT, **self._made.session_env}, self.limits)
 
     async def _spawn_helper(self, argv: Sequence[str]) -> Child:
-        limits = {**self._limits, "processes": self._limits["processes"] + SPARE_PROCESSES}
+        limits = {**self.limits, "processes": self.limits["processes"] + SPARE_PROCESSES}
         return await self._enter(argv, {"PATH": self._made.session_env["PATH"], "LANG": "C.UTF-8"}, limits)
 
     async def _enter(
@@ -270,6 +272,7 @@ class Box:
                 furnish=furnish,
                 limits=limits,
                 seccomp=self._seccomp,
+                apart=build.bare,
                 cgroup=self.cgroup,
             )
         else:

@@ -19,7 +19,7 @@ from prorld.sandbox.host import HostView, find_bubblewrap, host_view
 from prorld.sandbox.images.contract import Image
 from prorld.sandbox.network import SOCKET_DIR, NetworkRules
 from prorld.sandbox.seccomp import assemble
-from prorld.sandbox.wall import HOLDER, HOME, SHM_BYTES, Build, Request, image_environment
+from prorld.sandbox.wall import HOLDER, HOME, SHM_BYTES, Build, Request, give_directory, image_environment
 
 __all__ = ["Bubblewrap", "Overlay", "bubblewrap_argv", "etc_files"]
 
@@ -158,6 +158,5 @@ def _make_overlay(request: Request, image: Image) -> Overlay:
     place = request.place
     overlay = Overlay(image=image.path, upper=str(place / "upper"), work=str(place / "work"))
     for path in (overlay.upper, overlay.work):
-        Path(path).mkdir(mode=0o755)
-        os.chown(path, request.uid, request.gid)
+        give_directory(Path(path), request, mode=0o755)
     return overlay

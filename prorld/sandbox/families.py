@@ -14,24 +14,31 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-__all__ = ["all_processes", "below", "end_left", "kill_family", "own_children", "read_stat", "started"]
+__all__ = ["all_processes", "below", "end_left", "has_group", "kill_family", "own_children", "read_stat", "started"]
 
 _ROUNDS_MAX = 20  # of looking again for what was started meanwhile
 _WAIT_SECONDS = 0.02
+_TICKS = os.sysconf("SC_CLK_TCK")  # in a second
 
 
 def kill_family(
-    leader: int | None, marker: str = "", *, since: int = 0, among: Callable[[], Iterable[int]] | None = None
+    leader: int | None,
+    marker: str = "",
+    *,
+    since: int = 0,
+    until: int | None = None,
+    among: Callable[[], Iterable[int]] | None = None,
 ) -> set[int]:
     """Kill the processes of a session, and those that carry the mark; gives pidfds of all that were found alive.
 
-    Looks at those that ``among`` gives, or at all that there are; what began before ``since`` is somebody else's.
+    Looks at those that ``among`` gives, or at all that there are; what began before ``since`` or after ``until`` is
+    somebody else's.
     """
     assert leader is None or leader > 1, leader  # 0 and 1 are the sessions of the machine itself
     held: dict[int, int] = {}
     for _ in range(_ROUNDS_MAX):
         there = all_processes() if among is None else among()
-        fresh = {pid for pid in there if pid not in held and _belongs(pid, leader, marker, since)}
+        fresh = {pid for pid in there if pid not in held and _belongs(pid, leader, marker, since, until)}
         if not fresh:
             break
         for pid in fresh:
@@ -41,10 +48,14 @@ def kill_family(
     return set(held.values())
 
 
-def end_left(left: Iterable[tuple[int, int]], markers: Iterable[str], *, seconds: float) -> int:
+def end_left(
+    left: Iterable[tuple[int, int]], markers: Iterable[str], *, seconds: float, grown_in: float | None = None
+) -> int:
     """End what somebody who died has left: the processes, by pid and start time, and their sessions. Blocks.
 
-    Says how many were alive. A session keeps its leader's number from others for as long as it has members.
+    Says how many were alive. A session keeps its leader's number from others for as long as it has members. When all
+    are gone it is free, and a session of somebody else may have it and lose its leader as well: so where a record may
+    be old, only what has begun within ``grown_in`` seconds of a leader that is gone is taken for its own.
     """
     found = 0
     due = time.monotonic() + seconds
@@ -55,7 +66,9 @@ def end_left(left: Iterable[tuple[int, int]], markers: Iterable[str], *, seconds
             leads = started(pid)
             if leads not in (begun, None):
                 continue  # the number is somebody else's by now
-            members = _close(kill_family(pid, since=begun))
+            old = leads is None and grown_in is not None
+            until = begun + int((grown_in or 0) * _TICKS) if old else None
+            members = _close(kill_family(pid, since=begun, until=until))
             if leads is not None:  # it need not lead a session
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
@@ -80,6 +93,19 @@ def started(pid: int) -> int | None:
         return None if fields[0] in "ZX" else int(fields[19])
     except (OSError, ValueError, IndexError):
         return None
+
+
+def has_group(session: int, group: int) -> bool:
+    """Whether a session has such a process group now; another one may have got its number when all of it were gone."""
+    with contextlib.suppress(ProcessLookupError):
+        return os.getsid(group) == session
+    # Its leader is gone. The others of it hold the number.
+    wanted = [str(group), str(session)]
+    for pid in all_processes():
+        with contextlib.suppress(OSError, IndexError):
+            if read_stat(pid)[2:4] == wanted:
+                return True
+    return False
 
 
 def read_stat(pid: int) -> list[str]:
@@ -117,10 +143,11 @@ def _children(pid: int, task: str) -> list[int]:
     return []
 
 
-def _belongs(pid: int, leader: int | None, marker: str, since: int) -> bool:
+def _belongs(pid: int, leader: int | None, marker: str, since: int, until: int | None) -> bool:
     with contextlib.suppress(OSError, ValueError, IndexError):
         fields = read_stat(pid)
-        if fields[0] in "ZX" or int(fields[19]) < since:
+        begun = int(fields[19])
+        if fields[0] in "ZX" or begun < since or (until is not None and begun > until):
             return False
         if int(fields[3]) == leader:
             return True

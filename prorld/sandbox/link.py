@@ -6,13 +6,14 @@ that does not answer is killed; when it is gone, however, every wait and every r
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
 import socket
 import struct
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Literal
@@ -22,7 +23,7 @@ import trio
 
 from prorld.errors import SandboxError
 from prorld.kit.lanes import Lane
-from prorld.sandbox.families import end_left, started
+from prorld.sandbox.families import end_left, has_group, started
 from prorld.sandbox.warden import MAX_MESSAGE
 
 __all__ = ["Child", "Event", "Link", "receive"]
@@ -34,6 +35,8 @@ _PINGS = 20  # sent for one answer, over PONG_SECONDS: a daemon that was held up
 _KILL_AGAIN_SECONDS = 0.2
 BURY_SECONDS = 2.0
 _CREDENTIALS = struct.Struct("iII")  # pid, uid, gid
+_NUMBER = struct.Struct("i")
+_TIOCGSID = 0x5429  # which session's tty it is; termios has no name for it
 _DESCRIPTORS = 2  # that come with a spawned child
 
 
@@ -83,10 +86,10 @@ class Child:
         await self._exited.wait()
         return -signal.SIGKILL if self.exit_code is None else self.exit_code
 
-    async def greeting(self, word: bytes) -> bool:
+    async def greeting(self, word: bytes, limits: Mapping[str, int]) -> bool:
         """Wait until its first process says that it is there, and have the warden know which one that is.
 
-        The kernel says who speaks, so nothing else can pass for it.
+        The kernel says who speaks, so nothing else can pass for it. ``limits`` are that process's from then on.
         """
         room = socket.CMSG_SPACE(_CREDENTIALS.size)
         try:
@@ -99,16 +102,20 @@ class Child:
                 self.first = _CREDENTIALS.unpack(content)[0]
         if said != word or not self.first:
             return False
-        await self._link.name_first(self._number, self.first)
+        await self._link.name_first(self._number, self.first, limits)
         return True
 
     def interrupt(self, number: signal.Signals) -> None:
-        """Signal what is in the foreground on its tty: works from outside of its pid namespace."""
+        """Signal what is in the foreground on its tty: works from outside of its pid namespace.
+
+        The tty remembers a foreground whose processes are all gone by a number that may be a stranger's by now.
+        """
         if self._closed:
             return
         with suppress(OSError):
             group = os.tcgetpgrp(self._master)
-            if group > 1:
+            (session,) = _NUMBER.unpack(fcntl.ioctl(self._master, _TIOCGSID, bytes(_NUMBER.size)))
+            if group > 1 and has_group(session, group):
                 os.killpg(group, number)
 
     def close(self) -> None:
@@ -198,9 +205,9 @@ class Link:
             request.child.marker = str(wish["marker"])
             return request.child
 
-    async def name_first(self, number: int, pid: int) -> None:
-        """Say which process is the first in a child's pid namespace."""
-        await self._send(json.dumps({"op": "first", "id": number, "pid": pid}).encode())
+    async def name_first(self, number: int, pid: int, limits: Mapping[str, int]) -> None:
+        """Say which process is the first in a child's pid namespace, and what its limits are."""
+        await self._send(json.dumps({"op": "first", "id": number, "pid": pid, "limits": dict(limits)}).encode())
 
     def _abandon(self, number: int, request: _Request) -> None:
         self._requests.pop(number, None)

@@ -11,7 +11,7 @@ import os
 
 from prorld.errors import SandboxError
 from prorld.sandbox.contract import SandboxSpec
-from prorld.sandbox.wall import HOLDER, Build, Request
+from prorld.sandbox.wall import HOLDER, Build, Request, give_directory
 
 __all__ = ["Local"]
 
@@ -39,8 +39,7 @@ class Local:
         """Make the working directory and a home."""
         home, work = request.place / "home", request.place / "work"
         for path in (home, work):
-            path.mkdir(mode=0o700)
-            os.chown(path, request.uid, request.gid)
+            give_directory(path, request, mode=0o700)
         marker = f"{_MARK}={request.sandbox_id}"
         environment = {"PATH": os.environ.get("PATH", os.defpath), "HOME": str(home), "TMPDIR": str(home)}
         return Build(

@@ -1,4 +1,4 @@
-"""How much memory the processes and the scratch of a sandbox hold, read off /proc.
+"""How much memory the processes and the scratch of a sandbox hold, and what they keep on disk, read off /proc.
 
 No limit of a process counts this: there is none for memory that is shared without a file, and none for a sum.
 ``glance`` is quick and never waits for a process. Everything else is for a lane.
@@ -7,15 +7,20 @@ No limit of a process counts this: there is none for memory that is shared witho
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+import stat
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from pathlib import Path
 
-__all__ = ["children", "glance", "held_bytes", "process_tree", "resident_bytes"]
+__all__ = ["children", "glance", "held_bytes", "process_tree", "resident_bytes", "unlinked_bytes"]
 
 TREE_MAX = 1 << 22  # as many as a kernel has
 FEW = 32
 _READ_BYTES = 1 << 16
 _SHORT_BYTES = 2048
+_BLOCK_BYTES = 512
+_DELETED = " (deleted)"
+_NEVER_ON_DISK = ("/memfd:", "/SYSV", "/dev/zero")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -57,6 +62,47 @@ def process_tree(roots: Iterable[int], *, at_most: int = TREE_MAX) -> list[int] 
             return None
         pids += children(pid, tasks)
     return pids
+
+
+def unlinked_bytes(roots: Iterable[int], scratch: Sequence[str], *, stop_at: int) -> int:
+    """What files hold on disk that have no name any more and that a process below ``roots`` has open.
+
+    Each is counted once; those of ``scratch``, as the first of ``roots`` sees it, are in memory. Stops counting once
+    it is over ``stop_at``.
+    """
+    total = 0
+    seen: set[tuple[int, int]] = set()
+    pids = process_tree(roots) or []
+    elsewhere = _devices(pids, scratch)
+    for pid in pids:
+        for found in _unlinked(pid):
+            itself = (found.st_dev, found.st_ino)
+            if found.st_dev not in elsewhere and itself not in seen:
+                seen.add(itself)
+                total += found.st_blocks * _BLOCK_BYTES
+        if total > stop_at:
+            break
+    return total
+
+
+def _unlinked(pid: int) -> Iterator[os.stat_result]:
+    """The files that a process has open and that have no name; those that were never on a disk are left out."""
+    with suppress(OSError):
+        for name in os.listdir(f"/proc/{pid}/fd"):  # noqa: PTH208 - the names are what is wanted
+            with suppress(OSError):
+                link = Path(f"/proc/{pid}/fd/{name}")
+                shown = str(link.readlink())
+                if shown.endswith(_DELETED) and not shown.startswith(_NEVER_ON_DISK):
+                    found = link.stat()
+                    if stat.S_ISREG(found.st_mode):
+                        yield found
+
+
+def _devices(pids: Iterable[int], paths: Sequence[str]) -> set[int]:
+    for pid in pids:
+        with suppress(OSError):
+            return {Path(f"/proc/{pid}/root{path}").stat().st_dev for path in paths}
+    return set()
 
 
 def resident_bytes(pids: Iterable[int]) -> int:

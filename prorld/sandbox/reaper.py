@@ -22,6 +22,7 @@ import structlog
 from structlog.typing import FilteringBoundLogger
 
 from prorld.sandbox.families import end_left, started
+from prorld.sandbox.leftovers import remove_tree
 
 __all__ = ["Reaped", "make_base", "make_place", "name_process", "place_of", "reap", "remove_boot", "remove_place"]
 
@@ -29,7 +30,9 @@ log: FilteringBoundLogger = structlog.get_logger()
 
 _SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 END_SECONDS = 2.0
+GROWN_SECONDS = 60.0  # more than a runtime takes to start what serves a sandbox
 _BASE = "sandboxes"
+_PASSABLE = 0o711  # whatever the umask
 _OWNER, _PROCESS = "owner", "process"
 
 
@@ -43,7 +46,9 @@ class Reaped(msgspec.Struct, frozen=True, kw_only=True):
 def make_base(runtime_dir: Path) -> Path:
     """The directory that all sandboxes' directories are in: others than its owner pass through it and see nothing."""
     base = runtime_dir / _BASE
-    base.mkdir(mode=0o711, parents=True, exist_ok=True)
+    if not base.is_dir():
+        base.mkdir(mode=_PASSABLE, parents=True, exist_ok=True)
+        base.chmod(_PASSABLE)
     return base
 
 
@@ -60,7 +65,8 @@ def make_place(runtime_dir: Path, boot_id: str, sandbox_id: str) -> Path:
     place = place_of(runtime_dir, boot_id, sandbox_id)
     if not place.parent.is_dir():
         _make_boot(place.parent)
-    place.mkdir(mode=0o711)
+    place.mkdir(mode=_PASSABLE)
+    place.chmod(_PASSABLE)
     return place
 
 
@@ -75,19 +81,12 @@ def name_process(place: Path, pid: int, marker: str = "") -> None:
 
 def remove_place(place: Path) -> None:
     """Remove a sandbox's directory, whatever the modes in it: an overlay leaves one that is closed to all."""
-    with suppress(OSError):
-        shutil.rmtree(place)
+    if not place.exists():
         return
-    # On the way down: a directory that can't be opened is never walked into, so its parent has to open it.
-    for parent, below, _ in os.walk(place):
-        for name in below:
-            entry = Path(parent) / name
-            with suppress(OSError):
-                if not entry.is_symlink():
-                    entry.chmod(0o700)
-    shutil.rmtree(place, ignore_errors=True)
-    if place.exists():
-        log.warning("sandbox.left", place=str(place))
+    try:
+        remove_tree(place)
+    except OSError as exc:
+        log.warning("sandbox.left", place=str(place), why=str(exc))
 
 
 def remove_boot(runtime_dir: Path, boot_id: str) -> None:
@@ -96,7 +95,7 @@ def remove_boot(runtime_dir: Path, boot_id: str) -> None:
     for place in sorted(boot.glob("*")):
         if place.is_dir():
             remove_place(place)
-    shutil.rmtree(boot, ignore_errors=True)
+    remove_place(boot)
 
 
 def reap(runtime_dir: Path, *, boot_id: str) -> Reaped:
@@ -125,9 +124,8 @@ def _is_ours(place: Path) -> bool:
 
 def _make_boot(boot: Path) -> None:
     """Make it elsewhere and move it: a sweep of another daemon must never see it without its owner."""
-    boot.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
-    fresh = Path(tempfile.mkdtemp(prefix=".", dir=boot.parent))
-    fresh.chmod(0o711)
+    fresh = Path(tempfile.mkdtemp(prefix=".", dir=make_base(boot.parents[1])))
+    fresh.chmod(_PASSABLE)
     (fresh / _OWNER).write_text(f"{os.getpid()} {started(os.getpid())}")
     try:
         fresh.rename(boot)
@@ -146,7 +144,7 @@ def _end_processes(places: Sequence[Path]) -> int:
             if boot == _machine_boot():
                 left.append((int(pid), int(begun)))
                 markers.append(marker)
-    return end_left(left, markers, seconds=END_SECONDS) if left else 0
+    return end_left(left, markers, seconds=END_SECONDS, grown_in=GROWN_SECONDS) if left else 0
 
 
 def _machine_boot() -> str:

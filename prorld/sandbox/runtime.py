@@ -157,8 +157,9 @@ class Runtime:
         box.hold(holder, build)
         with boundary(SandboxError, "making the sandbox's directory"):
             reaper.name_process(place, holder.pid, build.marker)
+        limits = box.limits if build.has_namespaces else {}
         with trio.move_on_after(BOOT_SECONDS):
-            if await holder.greeting(READY):
+            if await holder.greeting(READY, limits):
                 return holder
             raise SandboxError(f"{self.name}: {await _last_words(holder)}")
         raise SandboxError(f"{self.name} did not come up in {BOOT_SECONDS:.0f} s")

@@ -87,6 +87,10 @@ _NUMBERS = {
 # used as locks.
 _SHMGET = {"x86_64": 29, "aarch64": 194}
 SHARED_SEGMENT_BYTES_MAX = 1 << 16
+# A socket with this set makes whoever closes it last wait until its peer has taken everything. A program in a sandbox
+# can send such a socket to the daemon, which then closes it; so it is told that all is well, and nothing is set.
+_SETSOCKOPT = {"x86_64": 54, "aarch64": 208}
+_SOL_SOCKET, _SO_LINGER = 1, 13
 # A namespace of users could also come with a fork.
 _CLONE = {"x86_64": 56, "aarch64": 220}
 _CLONE_NEWUSER = 0x10000000
@@ -100,7 +104,7 @@ ABSENT = {
 _X32_BIT = 0x40000000
 
 _LOAD_WORD, _JUMP_EQUAL, _JUMP_AT_LEAST, _JUMP_IF_SET, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
-_OFFSET_NUMBER, _OFFSET_ARCH, _OFFSET_FIRST, _OFFSET_SECOND = 0, 4, 16, 24
+_OFFSET_NUMBER, _OFFSET_ARCH, _OFFSET_FIRST, _OFFSET_SECOND, _OFFSET_THIRD = 0, 4, 16, 24, 32
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 
 DENIED = {architecture: {**numbers, **_NEW_NUMBERS} for architecture, numbers in _NUMBERS.items()}
@@ -136,6 +140,15 @@ def assemble(architecture: str | None = None) -> bytes:
         _instruction(_LOAD_WORD, _OFFSET_FIRST),
         _instruction(_JUMP_IF_SET, _CLONE_NEWUSER, 0, 1),
         _instruction(_RETURN, _ERRNO | errno.EPERM),
+        _instruction(_RETURN, _ALLOW),
+    ]
+    program += [
+        _instruction(_JUMP_EQUAL, _SETSOCKOPT[architecture], 0, 6),
+        _instruction(_LOAD_WORD, _OFFSET_SECOND),
+        _instruction(_JUMP_EQUAL, _SOL_SOCKET, 0, 3),
+        _instruction(_LOAD_WORD, _OFFSET_THIRD),
+        _instruction(_JUMP_EQUAL, _SO_LINGER, 0, 1),
+        _instruction(_RETURN, _ERRNO | 0),
         _instruction(_RETURN, _ALLOW),
     ]
     program += [_instruction(_JUMP_EQUAL, number, len(denied) - i, 0) for i, number in enumerate(denied)]

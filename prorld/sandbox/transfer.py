@@ -11,7 +11,6 @@ import os
 import posixpath
 import re
 import secrets
-import shutil
 import socket
 import stat
 import tempfile
@@ -26,6 +25,7 @@ import trio
 from prorld.errors import SandboxError
 from prorld.kit.cleanup import afterwards
 from prorld.kit.lanes import Lane
+from prorld.sandbox.leftovers import remove_tree
 from prorld.sandbox.link import Child
 from prorld.sandbox.tar_pack import pack_file, pack_tree
 from prorld.sandbox.tar_unpack import Unpacker
@@ -189,7 +189,7 @@ class _Landing:
             os.close(self._file)
             self._file = None
         if self._place is not None:
-            shutil.rmtree(self._place)
+            remove_tree(self._place)
             self._place = None
 
     def _open(self, data: bytes) -> bytes:

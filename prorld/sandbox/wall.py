@@ -6,6 +6,7 @@ sessions, the files, the limits and the end, is the same for all of them.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -30,6 +31,7 @@ __all__ = [
     "Holder",
     "Request",
     "Wall",
+    "give_directory",
     "image_environment",
 ]
 
@@ -61,6 +63,7 @@ class Build(msgspec.Struct, frozen=True, kw_only=True):
     ``argv`` starts its outermost process, with ``data`` on descriptors; ``env`` is that process's, ``session_env`` that
     of the programs inside. ``has_namespaces`` says that these enter the namespaces of its first process, ``furnish``
     what is put there beforehand; otherwise they run beside it, under the system call filter where it is ``filtered``.
+    ``bare`` says that this first process has no filter itself, so that they are kept from taking it over.
     ``scratch`` are its directories in memory, ``on_disk`` those on the host's disk that it writes to.
     """
 
@@ -71,6 +74,7 @@ class Build(msgspec.Struct, frozen=True, kw_only=True):
     marker: str = ""
     has_namespaces: bool = True
     filtered: bool = False
+    bare: bool = False
     furnish: dict[str, object] = {}
     session_env: Mapping[str, str]
     workdir: str
@@ -160,6 +164,13 @@ class Enclosing(Protocol):
     async def reap(self, runtime_dir: Path, *, boot_id: str) -> int:
         """Remove what daemons that are gone have left of theirs; says how many."""
         ...
+
+
+def give_directory(path: Path, request: Request, *, mode: int) -> None:
+    """Make a directory of the sandbox's user, with this mode whatever the umask."""
+    path.mkdir(mode=mode)
+    path.chmod(mode)
+    os.chown(path, request.uid, request.gid)
 
 
 def image_environment(image: Image | None, home: str = HOME) -> dict[str, str]:

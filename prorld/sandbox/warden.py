@@ -10,10 +10,11 @@ imports is what each of its forks carries.
 Protocol, JSON over one SEQPACKET socketpair, one message a packet, bounded by ``MAX_MESSAGE``:
 
 * ``{"op": "spawn", "id", "argv", "env", "cwd", "data", "helpers", "marker", "enter", "share_network", "furnish",
-  "limits", "filter", "cgroup"}``, answered by ``{"op": "spawned", "id", "pid"}`` with two descriptors, or by
+  "limits", "filter", "apart", "cgroup"}``, answered by ``{"op": "spawned", "id", "pid"}`` with two descriptors, or by
   ``{"op": "refused", "id", "why"}``. With ``enter`` the child starts inside the namespaces of the first process of that
   earlier child; ``data`` are contents that it finds on descriptors, ``cgroup`` is where it moves to before all else.
-* ``{"op": "first", "id", "pid"}`` names the first process in the pid namespace of a child; nothing is answered.
+* ``{"op": "first", "id", "pid", "limits"}`` names the first process in the pid namespace of a child, which has these
+  limits from then on, as whatever takes it over has; nothing is answered.
 * ``{"op": "kill", "id"}``: everything of that child goes; nothing is answered.
 * ``{"op": "ping"}`` is answered by ``{"op": "pong"}``.
 * ``{"op": "exit", "id", "status"}`` tells of the end of a child, when nothing of it is left.
@@ -48,7 +49,7 @@ from prorld.sandbox.births import (
     keep_numbers_free,
 )
 from prorld.sandbox.families import below, kill_family, own_children, read_stat
-from prorld.sandbox.syscalls import Libc, drop_to, expose, raise_descriptors
+from prorld.sandbox.syscalls import Libc, drop_to, expose, lower_limits, raise_descriptors
 
 __all__ = ["MAX_MESSAGE", "main"]
 
@@ -132,12 +133,23 @@ class Warden:
             if child is not None and message["op"] == "kill":
                 self._kill(child)
             elif child is not None and child.first is None:
-                child.first = _open_descendant(int(message["pid"]), child.pid)
+                self._name_first(child, int(message["pid"]), message["limits"])
             return
         try:
             self._begin(decode_wish(message))
         except Exception as exc:  # noqa: BLE001 - one request must not end everybody's sandboxes
             self._refuse(message["id"], f"{type(exc).__name__}: {exc}")
+
+    def _name_first(self, child: _Child, pid: int, limits: dict[str, int]) -> None:
+        first = _open_descendant(pid, child.pid)
+        if first is None:
+            return
+        try:
+            lower_limits(limits, pid=pid)
+        except OSError:  # nothing enters what has no first process
+            os.close(first)
+            return
+        child.first = first
 
     def _begin(self, wish: Wish) -> None:
         if wish.enter is None:

@@ -65,15 +65,16 @@ class Warden:
         furnish: Mapping[str, object] | None = None,
         limits: Mapping[str, int] | None = None,
         seccomp: bytes = b"",
+        apart: bool = False,
         cgroup: Path | None = None,
     ) -> Child:
         """Start a process on a pty of its own, with a control socket on descriptor 9. Raises ``SandboxError``.
 
         ``enter`` starts it inside the namespaces of an earlier child's first process (its network's only where that has
-        one of its own), under ``limits`` and ``seccomp``, after ``furnish`` has been put into place there. ``data`` are
-        contents that the process finds on descriptors from 10 on. ``helpers`` says that it starts others beside it
-        that must end with it, ``marker`` a word of its environment that all of them carry. It moves to ``cgroup``
-        before all else.
+        one of its own), under ``limits`` and ``seccomp``, after ``furnish`` has been put into place there; ``apart``
+        from that process, it can't debug what it has not started. ``data`` are contents that the process finds on
+        descriptors from 10 on. ``helpers`` says that it starts others beside it that must end with it, ``marker`` a
+        word of its environment that all of them carry. It moves to ``cgroup`` before all else.
         """
         if self._link is None:
             await trio.lowlevel.checkpoint_if_cancelled()
@@ -91,6 +92,7 @@ class Warden:
                 "furnish": dict(furnish or {}),
                 "limits": dict(limits or {}),
                 "filter": base64.b64encode(seccomp).decode(),
+                "apart": apart,
                 "cgroup": "" if cgroup is None else str(cgroup),
             }
         )

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import partial
 
 import trio
@@ -12,15 +10,15 @@ import trio
 from prorld.errors import SandboxError
 from prorld.kit.lanes import Lane
 from prorld.sandbox.families import started
-from prorld.sandbox.memory import children, glance, held_bytes
+from prorld.sandbox.leftovers import disk_bytes
+from prorld.sandbox.memory import children, glance, held_bytes, unlinked_bytes
 
-__all__ = ["disk_bytes", "over_disk", "over_memory", "without_helper"]
+__all__ = ["over_disk", "over_memory", "without_helper"]
 
 MEMORY_LOOK_SECONDS = 1.0
 HELPER_LOOK_SECONDS = 1.0
 DISK_LOOK_SECONDS = 2.0
 DISK_REST = 20.0  # a look that takes long is followed by a rest of so many times that long
-_BLOCK_BYTES = 512
 
 
 async def over_memory(lane: Lane, roots: Callable[[], list[int]], scratch: Sequence[str], limit: int) -> SandboxError:
@@ -34,13 +32,20 @@ async def over_memory(lane: Lane, roots: Callable[[], list[int]], scratch: Seque
     return _too_much("memory", held, limit)
 
 
-async def over_disk(lane: Lane, places: Sequence[str], limit: int) -> SandboxError:
-    """Wait until the directories hold more than ``limit`` on disk; what to say then."""
+async def over_disk(
+    lane: Lane, roots: Callable[[], list[int]], places: Sequence[str], scratch: Sequence[str], limit: int
+) -> SandboxError:
+    """Wait until the directories hold more than ``limit`` on disk; what to say then.
+
+    What processes below ``roots`` have unlinked and kept open is in no directory, and counted with it.
+    """
     held, rest = 0, DISK_LOOK_SECONDS
     while held <= limit:
         await trio.sleep(rest)
         began = trio.current_time()
-        held = await lane.run(partial(disk_bytes, places, stop_at=limit))
+        held = await lane.run(partial(unlinked_bytes, roots(), scratch, stop_at=limit))
+        for place in places:
+            held += await lane.run(partial(disk_bytes, place, stop_at=limit))
         rest = max(DISK_LOOK_SECONDS, DISK_REST * (trio.current_time() - began))
     return _too_much("disk", held, limit)
 
@@ -59,19 +64,3 @@ async def without_helper(outermost: int, first: int) -> SandboxError:
 def _too_much(what: str, held: int, limit: int) -> SandboxError:
     words = f"the sandbox held {held} bytes of {what}, {limit} are its limit"
     return SandboxError(words, code=f"sandbox_out_of_{what}", retryable=False)
-
-
-def disk_bytes(places: Sequence[str], *, stop_at: int) -> int:
-    """What lies below the directories, as far as this user can see; stops counting once it is over ``stop_at``."""
-    total = 0
-    todo = list(places)
-    while todo and total <= stop_at:
-        with suppress(OSError), os.scandir(todo.pop()) as entries:
-            for entry in entries:
-                with suppress(OSError):
-                    total += entry.stat(follow_symlinks=False).st_blocks * _BLOCK_BYTES
-                    if entry.is_dir(follow_symlinks=False):
-                        todo.append(entry.path)
-                if total > stop_at:
-                    break
-    return total

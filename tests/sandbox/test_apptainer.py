@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 from pathlib import Path
@@ -115,6 +116,41 @@ async def test_bounds_that_apptainer_does_not_have(apptainer: Runtime) -> None:
             b"CapEff:", b"0000000000000000", b"NoNewPrivs:", b"1", b"Seccomp:", b"2",
         ]  # fmt: skip
         assert b"APPTAINER" not in (await sandbox.bash("env")).output
+
+
+TAKE_OVER = """
+import ctypes, os
+libc = ctypes.CDLL(None, use_errno=True)
+print(libc.ptrace(16, 1, None, None))
+for name in ("mem", "environ"):
+    try:
+        open(f"/proc/1/{name}", "rb").read(1)
+        print("opened")
+    except PermissionError:
+        print("refused")
+child = os.fork()
+if child == 0:
+    os.abort() if libc.ptrace(0, 0, None, None) else os._exit(7)
+print(os.waitpid(child, 0)[1] >> 8)
+"""
+
+
+@pytest.mark.real
+async def test_the_first_process_is_not_taken_over(apptainer: Runtime) -> None:
+    """It runs without a filter, so nobody debugs it; one's own children are debugged, and files go anywhere."""
+    if not _has_landlock():
+        pytest.skip("this kernel has no Landlock that lets files be moved")
+    async with open_sandbox(apptainer) as sandbox:
+        await sandbox.write_file("take.py", TAKE_OVER.encode())
+        result = await sandbox.bash("python3 take.py")
+        assert result.text.splitlines() == ["-1", "refused", "refused", "7"], result.text
+        assert (await sandbox.bash("sleep 100 & cat /proc/$!/environ | wc -c; kill $!")).exit_code == 0
+        moves = "mkdir -p a/b && echo x >a/b/f && mv a/b/f . && ln f a/f && mv a /opt && cat /opt/a/f"
+        assert (await sandbox.bash(moves)).output == b"x\n"
+
+
+def _has_landlock() -> bool:
+    return ctypes.CDLL(None).syscall(444, None, ctypes.c_size_t(0), 1) >= 2
 
 
 @pytest.mark.real

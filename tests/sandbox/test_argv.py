@@ -144,7 +144,19 @@ def test_filter_of_forks(architecture: str, clone: int) -> None:
     assert _run_filter(program, clone, arch, first=new_user | signal_of_death) == 0x50000 | errno.EPERM
 
 
-def _run_filter(program: bytes, number: int, arch: int, second: int = 0, first: int = 0) -> int:
+@pytest.mark.parametrize(("architecture", "setsockopt"), [("aarch64", 208), ("x86_64", 54)])
+def test_filter_of_sockets_that_linger(architecture: str, setsockopt: int) -> None:
+    """The one option is not set although it is said to be; all others pass."""
+    program = assemble(architecture)
+    arch = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}[architecture]
+    socket_level, tcp_level, linger, reuse = 1, 6, 13, 2
+    assert _run_filter(program, setsockopt, arch, socket_level, third=linger) == 0x50000
+    assert _run_filter(program, setsockopt, arch, 1 << 32 | socket_level, third=1 << 32 | linger) == 0x50000
+    assert _run_filter(program, setsockopt, arch, socket_level, third=reuse) == 0x7FFF0000
+    assert _run_filter(program, setsockopt, arch, tcp_level, third=linger) == 0x7FFF0000
+
+
+def _run_filter(program: bytes, number: int, arch: int, second: int = 0, first: int = 0, third: int = 0) -> int:
     instructions = list(struct.iter_unpack("=HBBI", program))
     at, accumulator = 0, 0
     while True:
@@ -153,7 +165,8 @@ def _run_filter(program: bytes, number: int, arch: int, second: int = 0, first: 
         if code == 0x06:
             return value
         if code == 0x20:
-            accumulator = {0: number, 4: arch, 16: first, 24: second & 0xFFFFFFFF, 28: second >> 32}[value]
+            words = {0: number, 4: arch, 16: first, 24: second, 28: second >> 32, 32: third}
+            accumulator = words[value] & 0xFFFFFFFF
         else:
             met = {0x15: accumulator == value, 0x35: accumulator >= value, 0x45: bool(accumulator & value)}[code]
             at += if_true if met else if_false

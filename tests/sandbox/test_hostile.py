@@ -37,6 +37,30 @@ except OSError as exc:
     print(exc.errno)
 """
 
+# A connection whose peer takes nothing, in a socket whose last holder has to wait for that, sent among the output.
+LINGERING = """
+import os, socket, struct, time
+listener = socket.socket()
+listener.bind(("127.0.0.1", 0))
+listener.listen()
+sender = socket.socket()
+sender.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 60))
+sender.connect(listener.getsockname())
+peer, _ = listener.accept()
+sender.setblocking(False)
+try:
+    while True:
+        sender.send(bytes(65536))
+except BlockingIOError:
+    pass
+try:
+    socket.send_fds(socket.socket(fileno=os.dup(1)), [b"sent\\n"], [sender.fileno()])
+except OSError:
+    print("refused")
+sender.close()
+time.sleep(100)
+"""
+
 
 @pytest.mark.slow
 @pytest.mark.real
@@ -74,6 +98,16 @@ async def test_descriptors_on_their_way(runtime: Runtime) -> None:
         with trio.fail_after(5):
             async with open_sandbox(runtime) as sandbox:
                 assert (await sandbox.bash("echo on")).output == b"on\n"
+
+
+async def test_a_descriptor_that_is_slow_to_close(runtime: Runtime) -> None:
+    """What a sandbox sends to the daemon among its output never holds up the loop."""
+    async with open_sandbox(runtime) as sandbox:
+        await sandbox.write_file("linger.py", LINGERING.encode())
+        with trio.fail_after(20):  # the loop itself would stand still, and this would be seen when it goes on
+            said = await sandbox.bash("python3 -u linger.py & sleep 0.5; echo on", limit_s=10)
+            assert said.output.endswith((b"sent\non\n", b"refused\non\n"))
+            assert (await sandbox.bash("echo on")).output == b"on\n"
 
 
 async def test_a_child_that_can_not_be_handed_over(warden: Warden) -> None:

@@ -61,6 +61,16 @@ async def test_changes_are_its_own(runtime: Runtime, image: str) -> None:
             assert {row.image for row in runtime.list()} == {image}
 
 
+async def test_an_overlay_under_a_private_umask(runtime: Runtime, image: str) -> None:
+    """The umask of the daemon keeps a sandbox neither from its changes to the image nor from its root directory."""
+    before = os.umask(0o077)
+    try:
+        async with open_sandbox(runtime, SandboxSpec(image=image)) as sandbox:
+            assert (await sandbox.bash("echo x >/data/new; cat /data/new; [[ -w / ]]")).output == b"x\n"
+    finally:
+        os.umask(before)
+
+
 async def test_files_without_python(runtime: Runtime, image: str) -> None:
     """Bash and two small programs are all that a file transfer needs."""
     content = bytes(range(256)) * 1000
@@ -93,14 +103,23 @@ async def test_no_shell_in_the_image(runtime: Runtime, empty_image: str) -> None
 
 
 @pytest.mark.slow
-async def test_the_disk_is_bounded(runtime: Runtime, image: str) -> None:
-    """Who writes more to the overlay than the limit ends, and that is said; who writes less stays."""
+@pytest.mark.parametrize(
+    "command",
+    [
+        "head -c 16M /dev/zero >/data/much",
+        "exec 5>/data/much; rm /data/much; head -c 16M /dev/zero >&5",
+    ],
+)
+async def test_the_disk_is_bounded(command: str, runtime: Runtime, image: str) -> None:
+    """Who writes more to the overlay than the limit ends, with names or without, and that is said; others stay."""
     spec = SandboxSpec(image=image, limits=SandboxLimits(disk_bytes=4 << 20))
     async with open_sandbox(runtime, spec, sandbox_id="little") as little:
-        await little.bash("head -c 1M /dev/zero >/data/little")
+        await little.bash(
+            "head -c 1M /dev/zero >/data/little; exec 5>/tmp/much; rm /tmp/much; head -c 16M /dev/zero >&5"
+        )
         with trio.fail_after(30), pytest.RaisesGroup(pytest.RaisesExc(SandboxError, match="bytes of disk")) as caught:
             async with open_sandbox(runtime, spec, sandbox_id="much") as much:
-                await much.bash("head -c 16M /dev/zero >/data/much")
+                await much.bash(command)
                 await trio.sleep_forever()
         (failure,) = caught.value.exceptions
         assert isinstance(failure, SandboxError)

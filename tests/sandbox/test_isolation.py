@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from prorld.errors import SandboxError
-from prorld.sandbox.contract import Sandbox, SandboxSpec
+from prorld.sandbox.contract import Sandbox, SandboxLimits, SandboxSpec
 from prorld.sandbox.runtime import Runtime
 from prorld.testing.sandbox_contract import open_sandbox
 
@@ -25,6 +25,20 @@ async def test_user(sandbox: Sandbox) -> None:
         assert int(uid) == 1000
         status = dict(line.split(":", 1) for line in lines if ":" in line)
         assert {name: status[name].strip() for name in wanted} == wanted
+
+
+async def test_the_first_process_has_the_limits_of_all(runtime: Runtime) -> None:
+    """A debugger can take the first process over; it is held to what the sandbox is held to, and can't undo that."""
+    spec = SandboxSpec(limits=SandboxLimits(processes=64, open_files=100, memory_bytes=64 << 20, file_bytes=1 << 20))
+    async with open_sandbox(runtime, spec) as sandbox:
+        said = (await sandbox.bash("cat /proc/1/limits; grep Seccomp: /proc/1/status")).text
+        found = {line[:26].strip(): line[26:].split()[:2] for line in said.splitlines()}
+        assert found["Max processes"] == ["64", "64"]
+        assert found["Max open files"] == ["100", "100"]
+        assert found["Max data size"] == [str(64 << 20)] * 2
+        assert found["Max file size"] == [str(1 << 20)] * 2
+        assert found["Max core file size"] == ["0", "0"]
+        assert "Seccomp:\t2" in said
 
 
 async def test_outside_it_is_an_ordinary_user(runtime: Runtime, sandbox: Sandbox) -> None:

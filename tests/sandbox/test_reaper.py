@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from prorld.sandbox.families import started
 from prorld.sandbox.reaper import Reaped, make_place, name_process, reap, remove_boot, remove_place
 
 
@@ -131,3 +135,25 @@ def test_a_planted_link_is_not_followed(tmp_path: Path, planted: str) -> None:
         assert process.poll() is None
         process.kill()
     assert (foreign / "old" / "s" / "process").exists()
+
+
+@pytest.mark.parametrize(("seconds", "ended"), [(1, True), (100, False)])
+def test_what_a_leader_that_is_gone_has_left(tmp_path: Path, seconds: int, ended: bool) -> None:
+    """What began soon after it in its session goes; what began long after is of a stranger who got its number."""
+    place = make_place(tmp_path, "dead", "a")
+    leaving = ["/bin/sh", "-c", "sleep 100 >/dev/null 2>&1 & echo $! $$"]
+    said = subprocess.run(leaving, start_new_session=True, capture_output=True, check=True).stdout
+    member, leader = (int(word) for word in said.split())
+    held = os.pidfd_open(member)
+    try:
+        begun = started(member)
+        assert begun is not None
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        (place / "process").write_text(f"{leader} {begun - seconds * os.sysconf('SC_CLK_TCK')} {boot} \n")
+        _disown(tmp_path, "dead")
+        assert reap(tmp_path, boot_id="this") == Reaped(directories=1, processes=int(ended))
+        assert (started(member) is None) == ended
+    finally:
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(held, signal.SIGKILL)
+        os.close(held)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -13,12 +14,15 @@ from pathlib import Path
 import pytest
 import trio
 
-from prorld.sandbox.contract import Sandbox
+from prorld.sandbox.contract import Sandbox, SandboxSpec
 from prorld.sandbox.host import find_bubblewrap
+from prorld.sandbox.local import Local
 from prorld.sandbox.probe import check_bubblewrap
+from prorld.sandbox.runtime import Runtime
 from prorld.sandbox.syscalls import expose
 from prorld.sandbox.warden_client import Warden
-from tests.sandbox.support import children, descendants, of_process
+from prorld.testing.sandbox_contract import open_sandbox
+from tests.sandbox.support import BOOT_ID, children, descendants, of_process
 
 
 def test_imports_little() -> None:
@@ -54,6 +58,15 @@ def private_umask() -> Iterator[None]:
 async def test_the_umask_of_the_daemon_is_the_daemons(private_umask: None, sandbox: Sandbox) -> None:
     """Sandboxes come up and see the usual umask, whatever the daemon was started with."""
     assert (await sandbox.bash("umask")).output == b"0022\n"
+
+
+async def test_the_umask_closes_no_directory_of_a_sandbox(
+    private_umask: None, warden: Warden, runtime_dir: Path
+) -> None:
+    """Its user gets to what is made for it on disk."""
+    runtime = Runtime(Local(), warden, runtime_dir=runtime_dir, boot_id=BOOT_ID)
+    async with open_sandbox(runtime, SandboxSpec(trusted=True)) as sandbox:
+        assert (await sandbox.bash("touch file $HOME/file && ls", limit_s=10)).output == b"file\n"
 
 
 async def test_goes_first_when_memory_is_short(sandbox: Sandbox) -> None:
@@ -169,3 +182,61 @@ async def test_probe_names_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> Non
     assert said is not None
     assert "bubblewrap" in said
     assert "\n" not in said
+
+
+# Puts a group into the foreground of its tty, lets all of it end, and says which number it had.
+GONE_FROM_THE_FOREGROUND = """
+import os, signal, time
+signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+come, go = os.pipe()
+pid = os.fork()
+if pid == 0:
+    os.close(go)
+    os.read(come, 1)
+    os._exit(0)
+os.setpgid(pid, pid)
+os.tcsetpgrp(0, pid)
+os.close(go)
+os.waitpid(pid, 0)
+print(pid, flush=True)
+time.sleep(100)
+"""
+
+
+def _start_with(number: int) -> subprocess.Popen[bytes]:
+    """A process group with this number."""
+    last = Path("/proc/sys/kernel/ns_last_pid")
+    if not os.access(last, os.W_OK):
+        pytest.skip("only root can choose the number of the next process")
+    for _ in range(50):  # others of this machine start processes, too
+        last.write_text(str(number - 1))
+        started = subprocess.Popen(["/bin/sleep", "100"], process_group=0)
+        if started.pid == number:
+            return started
+        started.kill()
+        started.wait()
+    pytest.skip("the number is not to be had")
+
+
+async def test_a_number_of_the_foreground_that_is_a_strangers(warden: Warden) -> None:
+    """What has got the number of a foreground that is gone is not signalled in its place."""
+    child = await warden.spawn(["/usr/bin/python3", "-c", GONE_FROM_THE_FOREGROUND], env={})
+    number = int(await child.tty.receive_some(100))
+    stranger = _start_with(number)
+    try:
+        child.interrupt(signal.SIGKILL)
+        child.close()
+        await trio.sleep(0.2)
+        assert stranger.poll() is None
+    finally:
+        stranger.kill()
+        stranger.wait()
+    with trio.fail_after(5):
+        await child.wait()
+
+
+async def test_a_foreground_whose_leader_is_gone(sandbox: Sandbox) -> None:
+    """The rest of a pipeline is interrupted although its first process has ended."""
+    result = await sandbox.bash("true | sleep 100; echo $?", limit_s=0.5)
+    assert (result.timed_out, result.restarted) == (True, False)
+    assert (await sandbox.bash("pgrep sleep || echo none")).output == b"none\n"
