@@ -221,6 +221,13 @@ async def _pairs(world: World, wall: str, spawner: Spawner, plan: SandboxesPlan,
     return found
 
 
+async def _until_one_stands_ready(warm: WarmRuntime) -> None:
+    with trio.fail_after(LIMIT_S):
+        await trio.lowlevel.checkpoint()
+        while not warm.idle:  # noqa: ASYNC110 - the pool tells nobody
+            await trio.sleep(WARM_LOOK_S)
+
+
 async def measure_warm(world: World, wall: str, plan: SandboxesPlan) -> dict[str, float]:
     """Sandboxes that stand ready, taken one at a time; what refills the pool is awaited in between."""
     warm, spec = WarmRuntime(world.runtimes[wall], WarmRules(total=1), boot_id=BOOT_ID), world.spec(wall)
@@ -229,9 +236,7 @@ async def measure_warm(world: World, wall: str, plan: SandboxesPlan) -> dict[str
         await nursery.start(warm.keep)
         for number in range(plan.rounds):
             warm.expect(spec)
-            with trio.fail_after(LIMIT_S):
-                while not warm.idle:  # noqa: ASYNC110 - the pool tells nobody
-                    await trio.sleep(WARM_LOOK_S)
+            await _until_one_stands_ready(warm)
             samples.append((await _live(warm, wall, spec, f"{wall}-warm-{number}")).start)
         nursery.cancel_scope.cancel("it is measured")
     return p50_p95(f"{wall}_warm", samples)

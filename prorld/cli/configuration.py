@@ -6,7 +6,7 @@ import argparse
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from prorld.config import Loaded
@@ -80,7 +80,15 @@ def load_of(args: argparse.Namespace, env: Mapping[str, str] | None = None) -> L
     return load(file, os.environ if env is None else env, flags_of(args))
 
 
-def add_sandbox_options(group: argparse._ArgumentGroup) -> None:
+class Options(Protocol):
+    """A parser, or a group of its options: argparse has no public name for both."""
+
+    def add_argument(self, name: str, /, *, metavar: str, help: str) -> argparse.Action:  # noqa: A002 - argparse's name
+        """Declare one."""
+        ...
+
+
+def add_sandbox_options(group: Options) -> None:
     """Which configuration says how sandboxes are made, for commands that make some without a daemon."""
     group.add_argument("--config", metavar="FILE", help="the daemon's configuration [$PRORLD_CONFIG]")
     group.add_argument("--state-dir", metavar="DIR", help="the daemon's directory, with its images [$PRORLD_STATE]")

@@ -139,7 +139,8 @@ class Box:
                 self._failure = self._failure or failure
                 nursery.cancel_scope.cancel(failure.message)
 
-            nursery.start_soon(until, partial(over_memory, lane, roots, build.scratch, limits.memory_bytes))
+            memory = partial(over_memory, lane, roots, build.scratch, limits.memory_bytes, served=build.helpers)
+            nursery.start_soon(until, memory)
             if build.on_disk:
                 # Of a file that a helper serves, it is the helper that has it open.
                 disk = partial(over_disk, lane, lambda: [*roots(), holder.pid], build.on_disk, build.scratch)

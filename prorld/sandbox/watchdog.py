@@ -21,12 +21,17 @@ DISK_LOOK_SECONDS = 2.0
 DISK_REST = 20.0  # a look that takes long is followed by a rest of so many times that long
 
 
-async def over_memory(lane: Lane, roots: Callable[[], list[int]], scratch: Sequence[str], limit: int) -> SandboxError:
-    """Wait until the processes below ``roots`` and their ``scratch`` hold more than ``limit``; what to say then."""
+async def over_memory(
+    lane: Lane, roots: Callable[[], list[int]], scratch: Sequence[str], limit: int, *, served: bool
+) -> SandboxError:
+    """Wait until the processes below ``roots`` and their ``scratch`` hold more than ``limit``; what to say then.
+
+    A root file system that is ``served`` by a process may let a look at it wait.
+    """
     held: int | None = 0
     while held is None or held <= limit:
         await trio.sleep(MEMORY_LOOK_SECONDS)
-        held = glance(roots(), scratch)
+        held = await lane.run(glance, roots(), scratch) if served else glance(roots(), scratch)
         if held is None or held > limit:
             held = await lane.run(held_bytes, roots(), scratch)
     return _too_much("memory", held, limit)
