@@ -224,9 +224,6 @@ async def gives_the_session_back_after_a_cancelled_call(runtime: SandboxRuntime)
         same(await sandbox.bash("echo on"), 0, b"on\n")
 
 
-# --- what takes a shell -----------------------------------------------------------------------------------------------
-
-
 _PLAIN: tuple[Callable[[SandboxRuntime], Awaitable[None]], ...] = (
     is_listed_while_it_lives,
     runs_commands,
