@@ -144,7 +144,7 @@ async def test_the_first_process_is_not_taken_over(apptainer: Runtime) -> None:
         await sandbox.write_file("take.py", TAKE_OVER.encode())
         result = await sandbox.bash("python3 take.py")
         assert result.text.splitlines() == ["-1", "refused", "refused", "7"], result.text
-        assert (await sandbox.bash("sleep 100 & cat /proc/$!/environ | wc -c; kill $!")).exit_code == 0
+        assert (await sandbox.bash("sleep 100 & disown; cat /proc/$!/environ | wc -c; kill $!")).exit_code == 0
         moves = "mkdir -p a/b && echo x >a/b/f && mv a/b/f . && ln f a/f && mv a /opt && cat /opt/a/f"
         assert (await sandbox.bash(moves)).output == b"x\n"
 
