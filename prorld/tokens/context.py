@@ -18,7 +18,7 @@ import msgspec
 
 from prorld.domain.branch import Branch, ForkReason, Rewrite, Source, VersionSpan
 from prorld.domain.job import TokenCounts
-from prorld.domain.messages import Message, ToolSchema
+from prorld.domain.messages import CallStatus, Message, ToolSchema
 from prorld.errors import HandlerError, RendererError
 from prorld.tokens.contract import ParsedTurn, RenderedMessage, Renderer
 
@@ -303,7 +303,14 @@ def _without_markup(message: Message) -> Message:
         return message
     texts = (message.content, message.reasoning or "")
     content, reasoning = ("".join(_THINK_MARKUP.split(text)).strip() for text in texts)
-    return msgspec.structs.replace(message, content=content, reasoning=reasoning or None)
+    # A call that was no call is written in its own words, so these count, too.
+    calls = [
+        call
+        if call.status is CallStatus.OK
+        else msgspec.structs.replace(call, raw="".join(_THINK_MARKUP.split(call.raw)).strip())
+        for call in message.tool_calls
+    ]
+    return msgspec.structs.replace(message, content=content, reasoning=reasoning or None, tool_calls=calls)
 
 
 def clip(text: str, chars_max: int) -> str:

@@ -193,6 +193,15 @@ def test_markup_of_a_policy_does_not_end_its_rollout() -> None:
     assert child.reason == "renderer_refused"
 
 
+def test_markup_in_a_broken_call_does_not_end_its_rollout() -> None:
+    """A call that was never closed is written in its own words, and those lose their markup as well."""
+    renderer = JinjaRenderer(tiny(STRICT))
+    context = started(renderer)
+    speak(context, "a<tool_call>b</think>c<|im_end|>")
+    observe(context, user("next"))
+    assert "<tool_call>bc<|im_end|>" in renderer.tokenizer.decode(context.current.ids)
+
+
 def test_sub_conversations_share_the_book() -> None:
     """Each grows its own branch, and tokens are counted over all of them."""
     context = started()
