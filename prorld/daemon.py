@@ -131,15 +131,10 @@ async def _serve(
     sampling = await start_sampling(loaded, core, lane, metrics, clock)
     sandboxes = await start_sandboxes(loaded, core, lane, metrics, boot_id, registry.sources())
     world = World(
-        gates=Gates(init=config.stages.init, run=config.stages.run, eval=config.stages.eval, ahead=config.stages.ahead),
-        runtime=sandboxes.runtime,
+        gates=_gates(config), runtime=sandboxes.runtime, expect=sandboxes.runtime.expect,
         models=PooledModels(sampling.pool, sampling.policies, lane, sampling.book.gate),
-        clock=clock,
-        boot_id=boot_id,
-        verdicts=config.verdicts.table(),
-        metrics=metrics,
-        expect=sandboxes.runtime.expect,
-    )
+        clock=clock, boot_id=boot_id, verdicts=config.verdicts.table(), metrics=metrics,
+    )  # fmt: skip
     rollouts = make_rollouts(config, world, registry, sampling)
     supervisor = rollouts.supervisor
     sandboxes.runtime.keep_while(lambda: not supervisor.draining and supervisor.stages().init.workers > 0)
@@ -210,6 +205,11 @@ def _start_engines(config: Config, core: trio.Nursery, pool: BackendPool) -> Non
 
 
 # --- parts from configuration -----------------------------------------------------------------------------------------
+
+
+def _gates(config: Config) -> Gates:
+    stages = config.stages
+    return Gates(init=stages.init, run=stages.run, eval=stages.eval, ahead=stages.ahead)
 
 
 def _bind(config: Config) -> str:
