@@ -12,7 +12,6 @@ import trio
 
 from prorld.errors import ProrldError, SandboxError, chain, leaves
 from prorld.kit.lanes import Lane
-from prorld.sandbox.bubblewrap import Bubblewrap
 from prorld.sandbox.contract import Sandbox, SandboxSpec
 from prorld.sandbox.images.contract import Images
 from prorld.sandbox.runtime import Runtime
@@ -20,7 +19,7 @@ from prorld.sandbox.tiny_image import PROBED, make_tiny_image
 from prorld.sandbox.wall import Enclosing, Wall
 from prorld.sandbox.warden_client import Warden, run_warden
 
-__all__ = ["check_bubblewrap", "check_wall", "cure_of"]
+__all__ = ["check_wall", "cure_of"]
 
 PROBE_SECONDS = 30.0
 
@@ -37,11 +36,6 @@ _CURES = (
     ("permission denied while trying to connect", "let this user use docker's socket: the group docker"),
     ("Cannot connect to the Docker daemon", "start docker's daemon, or name its socket with sandbox.docker_host"),
 )
-
-
-async def check_bubblewrap(*, user: tuple[int, int] | None = None) -> str | None:
-    """The same for bubblewrap without an image."""
-    return await check_wall(Bubblewrap(), user=user)
 
 
 async def check_wall(

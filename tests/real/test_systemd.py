@@ -216,7 +216,8 @@ def test_a_rollout_in_a_real_sandbox(service: Machine) -> None:
 def try_sandbox(machine: Machine, setting: str) -> str:
     """Make a sandbox as the service's user under one setting; ``works``, or what was said."""
     code = (
-        "import trio\nfrom prorld.sandbox.probe import check_bubblewrap\nprint(trio.run(check_bubblewrap) or 'works')"
+        "import trio\nfrom prorld.sandbox.bubblewrap import Bubblewrap\nfrom prorld.sandbox.probe import check_wall\n"
+        "print(trio.run(check_wall, Bubblewrap()) or 'works')"
     )
     command = ["systemd-run", "--wait", "--pipe", "--quiet", "-p", "User=prorld", "-p", "NoNewPrivileges=yes"]
     command += ["-p", setting, "-E", f"PYTHONPATH={SOURCES}", "/opt/prorld/bin/python", "-c", code]

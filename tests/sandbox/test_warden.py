@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 import trio
 
+from prorld.sandbox.bubblewrap import Bubblewrap
 from prorld.sandbox.contract import Sandbox, SandboxSpec
 from prorld.sandbox.host import find_bubblewrap
 from prorld.sandbox.local import Local
-from prorld.sandbox.probe import check_bubblewrap
+from prorld.sandbox.probe import check_wall
 from prorld.sandbox.runtime import Runtime
 from prorld.sandbox.syscalls import expose
 from prorld.sandbox.warden_client import Warden
@@ -171,14 +172,14 @@ def test_bubblewrap_is_found() -> None:
 
 async def test_probe() -> None:
     """Where sandboxes work the probe has nothing to say."""
-    assert await check_bubblewrap() is None
+    assert await check_wall(Bubblewrap()) is None
 
 
 async def test_probe_names_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where they don't it says so in one line."""
     monkeypatch.setattr("prorld.sandbox.bubblewrap.find_bubblewrap", lambda: "/bin/false")
     with trio.fail_after(30):
-        said = await check_bubblewrap()
+        said = await check_wall(Bubblewrap())
     assert said is not None
     assert "bubblewrap" in said
     assert "\n" not in said
