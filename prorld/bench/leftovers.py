@@ -11,7 +11,7 @@ import msgspec
 
 from prorld.sandbox.memory import process_tree
 
-__all__ = ["FUSE_HELPERS", "Leftovers", "found_left", "mounts_of"]
+__all__ = ["FUSE_HELPERS", "Leftovers", "below_process", "found_left", "mounts_of"]
 
 FUSE_HELPERS = frozenset({"fuse-overlayfs", "fuse2fs", "gocryptfs", "squashfuse", "squashfuse_ll"})
 
@@ -39,7 +39,7 @@ def found_left(world: _World, proc: Path = Path("/proc")) -> Leftovers:
 
     Mounts are those that name the runtime's directory, of this process and of the warden.
     """
-    below = set(process_tree([world.warden_pid]) or ()) - {world.warden_pid}
+    below = below_process(world.warden_pid)
     named = dict(_processes(proc, world.sessions))
     processes = {*below, *named}
     fuse = {pid for pid in processes if (named.get(pid) or _name(proc, pid)) in FUSE_HELPERS}
@@ -55,6 +55,11 @@ def found_left(world: _World, proc: Path = Path("/proc")) -> Leftovers:
         mounts=frozenset(mounts),
         directories=frozenset(directories),
     )
+
+
+def below_process(pid: int) -> set[int]:
+    """All processes below one."""
+    return set(process_tree([pid]) or ()) - {pid}
 
 
 def mounts_of(mountinfo: str, directory: str) -> list[str]:

@@ -14,7 +14,7 @@ import msgspec
 import trio
 
 from prorld.bench.figures import Aim, Some
-from prorld.bench.leftovers import Leftovers, found_left
+from prorld.bench.leftovers import Leftovers, below_process, found_left
 from prorld.bench.live import Crowd
 from prorld.bench.peers import Spawner, open_spawner
 from prorld.bench.processes import BenchFailed
@@ -32,7 +32,6 @@ from prorld.bench.sample import (
 )
 from prorld.bench.sandbox_world import BOOT_ID, World, open_runtimes
 from prorld.sandbox.contract import Sandbox, SandboxRuntime, SandboxSpec
-from prorld.sandbox.memory import process_tree
 from prorld.sandbox.warm import WarmRuntime
 from prorld.sandbox.warm_plan import WarmRules
 
@@ -262,11 +261,11 @@ async def _answering(sandboxes: Sequence[Sandbox], wall: str) -> int:
 
 async def _idle(world: World, wall: str, plan: SandboxesPlan, notes: list[str]) -> dict[str, float]:
     crowd = Crowd(world, wall, "idle")
-    before = _below(world)
+    before = below_process(world.warden_pid)
     async with trio.open_nursery() as nursery:
         await crowd.begin(plan.idle, nursery)
         await trio.sleep(SETTLE_S)
-        pids = _below(world) - before
+        pids = below_process(world.warden_pid) - before
         held = pss_kb(pids)
         nursery.cancel_scope.cancel("it is measured")
     notes += crowd.notes()
@@ -277,10 +276,6 @@ async def _idle(world: World, wall: str, plan: SandboxesPlan, notes: list[str]) 
         notes.append(f"{wall}_idle_pss_kb: the kernel does not show this user the memory of its sandboxes")
         return found
     return {**found, f"{wall}_idle_pss_kb": held / len(crowd.sandboxes)}
-
-
-def _below(world: World) -> set[int]:
-    return set(process_tree([world.warden_pid]) or ()) - {world.warden_pid}
 
 
 async def _crowd(world: World, wall: str, plan: SandboxesPlan, notes: list[str]) -> dict[str, float]:
