@@ -46,6 +46,16 @@ def descendants(pid: int) -> set[int]:
     return found
 
 
+def descendants_named(pid: int, name: str) -> set[int]:
+    """The processes below one that run a program of this name; one that ends while it is looked at runs none."""
+    found: set[int] = set()
+    for below in descendants(pid):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            if of_process(below, "comm") == name:
+                found.add(below)
+    return found
+
+
 def process_tree_of(pid: int) -> set[int]:
     """A process and all below it."""
     return {pid, *descendants(pid)}

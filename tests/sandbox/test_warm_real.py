@@ -23,10 +23,9 @@ from prorld.testing.sandbox_contract import SandboxCheck, open_sandbox, sandbox_
 from tests.sandbox.support import (
     BOOT_ID,
     children,
-    descendants,
+    descendants_named,
     directories,
     lives,
-    of_process,
     real_apptainer,
     real_image,
 )
@@ -96,7 +95,7 @@ async def test_a_lent_one_is_gone_when_its_job_is(warm: WarmRuntime, runtime_dir
     async with open_sandbox(warm, sandbox_id="job-1") as sandbox:
         assert {row.sandbox_id for row in warm.list()} >= {"job-1"}
         await sandbox.bash("sleep 1000 & setsid sleep 1000 & sleep 0.2")
-        sleepers = {pid for pid in descendants(os.getpid()) if of_process(pid, "comm") == "sleep"}
+        sleepers = descendants_named(os.getpid(), "sleep")
         assert len(sleepers) == 2
     assert not any(lives(pid) for pid in sleepers)
     left = set(before) & set(directories(runtime_dir))
@@ -174,7 +173,7 @@ async def test_random_cancels_leave_nothing(runtime: Runtime, runtime_dir: Path)
                 await trio.sleep(draw.random() / 50)
         assert {f"job-{number}" for number in range(0, 80, 4)} <= set(served)
         await ready(warm, 3)
-        assert not [pid for pid in descendants(os.getpid()) if of_process(pid, "comm") == "sleep"]
+        assert not descendants_named(os.getpid(), "sleep")
         nursery.cancel_scope.cancel()
     seen = warm.admission.statistics()
     assert (seen.peak, seen.starting, seen.waiting) == (3, 0, 0)
