@@ -83,6 +83,31 @@ class Branch:
         self._segments: list[Segment] = []
         self._versions: list[VersionSpan] = []
 
+    @classmethod
+    def rebuilt(
+        cls,
+        index: int,
+        *,
+        parent: int | None,
+        fork_at: int | None,
+        reason: ForkReason | None,
+        ids: array[int],
+        mask: bytes,
+        logprobs: array[float],
+        segments: Sequence[Segment],
+        versions: Sequence[VersionSpan],
+    ) -> Branch:
+        """A branch as it was written down, with everything in it that may be wrong: judging it is for who looks."""
+        if not len(ids) == len(mask) == len(logprobs):
+            raise ValueError(
+                f"branch {index}: {len(ids)} ids, {len(mask)} in the mask, {len(logprobs)} log-probabilities"
+            )
+        branch = cls(index, parent=parent, fork_at=fork_at, reason=reason)
+        branch._ids, branch._mask, branch._logprobs = ids, bytearray(mask), logprobs
+        branch._sampled = mask.count(1)
+        branch._segments, branch._versions = list(segments), list(versions)
+        return branch
+
     def __len__(self) -> int:
         return len(self._ids)
 

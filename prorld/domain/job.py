@@ -101,6 +101,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 0
     purpose: Literal["train", "eval"] = "train"
     group_id: str | None = None
+    batch_id: str | None = None
     sample_index: int = 0
     max_attempts: int = 2
     max_staleness: MaxStaleness | UnsetType = UNSET

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 import msgspec
 
-__all__ = ["PolicyVersion", "in_words", "parse_label"]
+__all__ = ["PolicyVersion", "deciding", "in_words", "parse_label"]
 
 # What an engine that was never told a version calls its weights: the first version of its policy.
 _FIRST = frozenset({"default", "base"})
@@ -23,6 +24,18 @@ class PolicyVersion(msgspec.Struct, frozen=True, order=True):
     def label(self) -> str:
         """What an engine is told, and what its spans say after that."""
         return f"prorld-{self.epoch}.{self.version}"
+
+
+def deciding(sampled: Iterable[PolicyVersion]) -> list[PolicyVersion]:
+    """The oldest and the newest of each epoch, rising: nothing else decides whether what they sampled is too old.
+
+    The oldest is the farthest behind; the newest may be above the version that a rollback went back to.
+    """
+    ends: dict[int, tuple[PolicyVersion, PolicyVersion]] = {}
+    for version in sorted(sampled):
+        first, _ = ends.get(version.epoch, (version, version))
+        ends[version.epoch] = first, version
+    return sorted({end for of_epoch in ends.values() for end in of_epoch})
 
 
 def in_words(version: PolicyVersion | None) -> str:

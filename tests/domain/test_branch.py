@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from array import array
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from prorld.domain.branch import Branch, VersionSpan
 from prorld.domain.messages import user
+from prorld.wire.trajectory import branch_of, packed_branch
 
 IDS = st.lists(st.integers(0, 50_000), max_size=12)
 STEPS = st.lists(st.tuples(st.booleans(), IDS, st.integers(0, 3)), max_size=20)
@@ -85,3 +87,17 @@ def test_sampled_tokens_have_one_door() -> None:
     """Nothing that was given can claim to be sampled."""
     with pytest.raises(AssertionError, match="append_sampled"):
         Branch().append_given([1], "sampled")
+
+
+def test_a_branch_that_was_written_down_is_the_same_branch() -> None:
+    """Columns, segments and versions come back as they were, and columns that don't fit together are refused."""
+    branch = Branch(2, parent=0, fork_at=3, reason="compaction")
+    branch.append_given([1, 2, 3], "prompt")
+    spans = [VersionSpan(start=0, end=2, version=7)]
+    branch.append_sampled([4, 5], [-0.5, -0.25], spans, calls=[0], message=None, finish_reason="stop")
+    packed = packed_branch(branch)
+    again = branch_of(packed)
+    assert packed_branch(again) == packed
+    assert (again.sampled, again.index, again.parent, again.fork_at) == (2, 2, 0, 3)
+    with pytest.raises(ValueError, match="log-probabilities"):
+        branch_of(msgspec.structs.replace(packed, mask=packed.mask[1:]))

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prorld.domain.versions import PolicyVersion, parse_label
+from prorld.domain.policy import is_stale
+from prorld.domain.versions import PolicyVersion, deciding, parse_label
 
 
 @given(st.integers(0, 10**9 - 1), st.integers(0, 10**18 - 1))
@@ -26,3 +27,13 @@ def test_foreign_labels_mean_nothing(label: str) -> None:
     """A label that we did not write is never taken for a version."""
     if label not in ("default", "base") and not label.startswith("prorld-"):
         assert parse_label(label) is None
+
+
+VERSIONS = st.builds(PolicyVersion, st.integers(0, 2), st.integers(0, 6))
+
+
+@given(st.lists(VERSIONS, max_size=12), st.lists(st.integers(0, 6), min_size=2, max_size=2), st.integers(0, 8))
+def test_those_that_decide_say_what_all_say(sampled: list[PolicyVersion], rollbacks: list[int], allowed: int) -> None:
+    """Also of one that is above the version of a rollback and is neither the oldest nor the newest of all."""
+    now = PolicyVersion(2, 6)
+    assert is_stale(deciding(sampled), now, rollbacks, allowed) == is_stale(sampled, now, rollbacks, allowed)
