@@ -6,7 +6,7 @@ start when the gate has opened, and belong to whoever entered.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
 import msgspec
@@ -28,20 +28,20 @@ class GateStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Gate:
-    """At most ``workers`` inside; priority first, then fair between tenants, then first come, first served."""
+    """At most ``workers`` inside; priority first, then fair between tenants and their flows; see ``turns``."""
 
-    def __init__(self, name: str, workers: int) -> None:
+    def __init__(self, name: str, workers: int, weights: Mapping[str, float] | None = None) -> None:
         self.name = name
-        self._turns = Turns(workers)
+        self._turns = Turns(workers, weights)
         self._opened: dict[Turn, trio.Event] = {}
         self._entered = 0
         self._waited_s = 0.0
 
     @asynccontextmanager
-    async def enter(self, *, priority: int = 0, tenant: str = "default") -> AsyncIterator[None]:
+    async def enter(self, *, priority: int = 0, tenant: str = "default", flow: str = "") -> AsyncIterator[None]:
         """Wait for a place, hold it for the block, give it back however the block ends."""
         asked_at = trio.current_time()
-        turn = self._turns.ask(priority, tenant)
+        turn = self._turns.ask(priority, tenant, flow)
         self._opened[turn] = opened = trio.Event()
         try:
             self._admit()
@@ -60,6 +60,10 @@ class Gate:
         """Change the number of places now. Zero pauses the gate; whoever is inside when it shrinks may finish."""
         self._turns.set_workers(workers)
         self._admit()
+
+    def set_weights(self, weights: Mapping[str, float]) -> None:
+        """Change what tenants weigh, from the next admission on."""
+        self._turns.set_weights(weights)
 
     def statistics(self) -> GateStatistics:
         """How full it is and what it has seen."""

@@ -8,6 +8,7 @@ knows nothing of rollouts.
 
 from __future__ import annotations
 
+import ssl
 from collections import deque
 from collections.abc import Iterable
 from typing import TypeVar
@@ -54,7 +55,7 @@ class HttpError(Exception):
 
 
 class ConnectFailed(HttpError):
-    """No connection came about: refused, unreachable, or not within the connect deadline."""
+    """No connection came about: refused, unreachable, not trusted, or not within the connect deadline."""
 
 
 class TransportFailed(HttpError):
@@ -116,10 +117,11 @@ class _Broken(Exception):
 class _Connection:
     """One socket, and since when it has nothing to do."""
 
-    __slots__ = ("idle_since", "stream")
+    __slots__ = ("idle_since", "socket", "stream")
 
-    def __init__(self, stream: trio.SocketStream) -> None:
-        self.stream = stream
+    def __init__(self, plain: trio.SocketStream, secret: trio.SSLStream[trio.SocketStream] | None = None) -> None:
+        self.socket = plain.socket
+        self.stream = plain if secret is None else secret
         self.idle_since = 0.0
 
 
@@ -131,21 +133,36 @@ class _Address(msgspec.Struct, frozen=True):
     socket_path: str | None
     authority: str
     prefix: str
+    tls: bool = False
 
     @classmethod
     def parse(cls, base_url: str) -> _Address:
-        """``http://host[:port][/prefix]`` or ``unix:/path/to/socket``."""
+        """``http://host[:port][/prefix]``, the same with ``https``, or ``unix:/path/to/socket``."""
         parts = urlsplit(base_url)
         if parts.scheme == "unix" and parts.path.startswith("/") and not parts.netloc:
             return cls("", 0, parts.path, "localhost", "")
-        if parts.scheme != "http" or not parts.hostname or parts.query or parts.fragment or parts.username:
-            raise ValueError(f"not a plain http:// or unix: address: {base_url!r}")
-        return cls(parts.hostname, parts.port or 80, None, parts.netloc, parts.path.rstrip("/"))
+        tls = parts.scheme == "https"
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+            raise ValueError(f"not an http://, https:// or unix: address: {base_url!r}")
+        if parts.username:
+            raise ValueError(f"an address can't hold a password: {parts.hostname!r}")
+        port = parts.port or (443 if tls else 80)
+        return cls(parts.hostname, port, None, parts.netloc, parts.path.rstrip("/"), tls)
 
-    async def connect(self) -> trio.SocketStream:
+    async def connect(self, trust: ssl.SSLContext | None) -> _Connection:
         if self.socket_path is not None:
-            return await trio.open_unix_socket(self.socket_path)
-        return await trio.open_tcp_stream(self.host, self.port)
+            return _Connection(await trio.open_unix_socket(self.socket_path))
+        plain = await trio.open_tcp_stream(self.host, self.port)
+        if trust is None:
+            return _Connection(plain)
+        try:
+            secret = trio.SSLStream(plain, trust, server_hostname=self.host, https_compatible=True)
+            await secret.do_handshake()
+        except BaseException:
+            # The socket itself: no await, so it is also closed in a cancelled task.
+            plain.socket.close()
+            raise
+        return _Connection(plain, secret)
 
 
 class HttpClient:
@@ -162,6 +179,8 @@ class HttpClient:
     ) -> None:
         self.base_url = base_url
         self._address = _Address.parse(base_url)
+        # Whom this machine trusts, or whom SSL_CERT_FILE names.
+        self._trust = ssl.create_default_context() if self._address.tls else None
         self._limiter = trio.CapacityLimiter(connections_max)
         self._response_bytes_max = response_bytes_max
         self._connect_seconds_max = connect_seconds_max
@@ -237,17 +256,19 @@ class HttpClient:
         return request_head(method, address.prefix + path, address.authority, len(body), lines) + body
 
     async def _connect(self) -> _Connection:
-        stream: trio.SocketStream | None = None
+        connection: _Connection | None = None
         try:
             with trio.move_on_after(self._connect_seconds_max):
-                stream = await self._address.connect()
+                connection = await self._address.connect(self._trust)
+        except trio.BrokenResourceError as exc:
+            raise ConnectFailed(f"no TLS with {self.base_url}: {exc.__cause__ or exc}") from exc
         except OSError as exc:
             raise ConnectFailed(f"can't connect to {self.base_url}") from exc
-        if stream is None:
+        if connection is None:
             raise ConnectFailed(f"no connection to {self.base_url} within {self._connect_seconds_max:g} s")
         self._opened += 1
         self._live += 1
-        return _Connection(stream)
+        return connection
 
     def _take_idle(self) -> _Connection | None:
         oldest_allowed = trio.current_time() - self._idle_seconds_max
@@ -256,14 +277,14 @@ class HttpClient:
         while self._idle:
             connection = self._idle.pop()
             # An idle socket has nothing to say; if it is readable, that is the server's farewell.
-            if not connection.stream.socket.is_readable():
+            if not connection.socket.is_readable():
                 return connection
             self._close(connection)
         return None
 
     def _close(self, connection: _Connection) -> None:
         # Closing the socket itself, not the stream: no await, so it also happens in a cancelled task.
-        connection.stream.socket.close()
+        connection.socket.close()
         self._live -= 1
 
     async def _exchange(self, connection: _Connection, method: str, data: bytes) -> Response:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -22,6 +23,7 @@ from prorld.kit.http_client import (
     TransportFailed,
     decode_json,
 )
+from tests.certificates import own_certificate
 
 Handler = Callable[[trio.SocketStream], Awaitable[None]]
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
@@ -386,12 +388,10 @@ async def test_requests_that_could_smuggle_are_refused(
         await HttpClient("http://127.0.0.1:1").request(method, path, b"", headers)
 
 
-@pytest.mark.parametrize(
-    "url", ["https://x", "ftp://x", "x:1", "http://", "http://a/?q", "unix:relative", "http://u@h"]
-)
-def test_addresses_that_are_not_plain_are_refused(url: str) -> None:
+@pytest.mark.parametrize("url", ["https://", "ftp://x", "x:1", "http://", "http://a/?q", "unix:relative", "http://u@h"])
+def test_addresses_of_something_else_are_refused(url: str) -> None:
     """An address the client can't speak to is refused when it is configured."""
-    with pytest.raises(ValueError, match="plain"):
+    with pytest.raises(ValueError, match="address"):
         HttpClient(url)
 
 
@@ -410,3 +410,44 @@ def test_json_is_decoded_into_the_wanted_type() -> None:
     for body in (b'{"a":"x"}', b"{", b"\xff"):
         with pytest.raises(BodyMalformed):
             decode_json(Response(status=200, headers=(), body=body), decoder)
+
+
+async def test_a_server_behind_tls_is_spoken_to_where_it_is_trusted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a kept connection; one that nobody vouches for is told before anything is sent."""
+    certificate, context = own_certificate(tmp_path)
+
+    async def behind(server: Server, stream: trio.SocketStream) -> None:
+        secret = trio.SSLStream(stream, context, server_side=True, https_compatible=True)
+        while request := await secret.receive_some():
+            server.requests.append(bytes(request))
+            await secret.send_all(OK)
+
+    async with serving(behind) as server:
+        url = server.url.replace("http://", "https://")
+        with pytest.raises(ConnectFailed, match="CERTIFICATE_VERIFY_FAILED"):
+            await HttpClient(url).request("GET", "/")
+        assert server.requests == []
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+        client = HttpClient(url)
+        for _ in range(3):
+            assert (await client.request("GET", "/")).body == b"ok"
+        assert (client.statistics().opened, client.statistics().live) == (1, 1)
+        client.close()
+        await server.wait_until(lambda: server.open == 0)
+
+
+async def test_a_handshake_that_does_not_end_is_given_up() -> None:
+    """The connect deadline is for all of it, and no socket stays behind."""
+
+    async def silent(server: Server, stream: trio.SocketStream) -> None:
+        while await stream.receive_some():
+            server.note()
+
+    async with serving(silent) as server:
+        client = HttpClient(server.url.replace("http://", "https://"), connect_seconds_max=0.05)
+        with pytest.raises(ConnectFailed, match="within"):
+            await client.request("GET", "/")
+        await server.wait_until(lambda: server.open == 0)
+        assert client.statistics().live == 0
