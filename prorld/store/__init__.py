@@ -1,1 +1,1 @@
-"""Where ended jobs are kept. Today that is memory, bounded by count and bytes; nothing here survives the process."""
+"""What outlives the daemon: the journal of jobs, its readers, the state of policies; and a memory of ended jobs."""
