@@ -21,7 +21,7 @@ from structlog.typing import FilteringBoundLogger
 
 from prorld import __version__
 from prorld.config import Config, Loaded
-from prorld.daemon_parts import DEFAULT_POLICY, make_rollouts, scratch_dir, start_sampling, start_sandboxes
+from prorld.daemon_parts import DEFAULT_POLICY, make_rollouts, scratch_dir, start_sampling, start_sandboxes, start_store
 from prorld.errors import BadRequest, ConfigError
 from prorld.handlers.registry import discover
 from prorld.http.app import create_app
@@ -93,22 +93,38 @@ def _task_ages() -> Iterator[TaskAges]:
 @asynccontextmanager
 async def _outliving(name: str) -> AsyncIterator[trio.Nursery]:
     """A nursery for what the block needs to the last: shielded, so that an end from outside reaches the block first."""
-    scope = trio.CancelScope(shield=True)
+    scope, opened = trio.CancelScope(shield=True), _Opened()
     async with trio.open_nursery() as nursery:
-        held_open: trio.Nursery = await nursery.start(_hold, scope, name=name)
+        # Not ``nursery.start``: cancelled in it, it would wait for ever for a task that nothing reaches.
+        nursery.start_soon(_hold, scope, opened, name=name)
         try:
-            yield held_open
+            yield await opened.wait()
         finally:
             scope.cancel("the daemon ends")
 
 
-async def _hold(
-    scope: trio.CancelScope, *, task_status: trio.TaskStatus[trio.Nursery] = trio.TASK_STATUS_IGNORED
-) -> None:
+class _Opened:
+    """A nursery that is about to be opened."""
+
+    def __init__(self) -> None:
+        self._nursery: trio.Nursery | None = None
+        self._is_open = trio.Event()
+
+    def set(self, nursery: trio.Nursery) -> None:
+        self._nursery = nursery
+        self._is_open.set()
+
+    async def wait(self) -> trio.Nursery:
+        await self._is_open.wait()
+        assert self._nursery is not None
+        return self._nursery
+
+
+async def _hold(scope: trio.CancelScope, opened: _Opened) -> None:
     """A nursery that outlives whoever uses it, until its scope is cancelled."""
     with scope:
         async with trio.open_nursery() as nursery:
-            task_status.started(nursery)
+            opened.set(nursery)
             await trio.sleep_forever()
 
 
@@ -127,43 +143,49 @@ async def _serve(
     registry = discover(config.handlers.enabled, config.handlers.config)
     metrics, lag, clock = Metrics(), loop_lag.LoopLag(), SystemClock()
     core.start_soon(loop_lag.run, config.metrics.loop_lag_interval_s, _both(lag, metrics), name="loop lag")
+    # First of all: what can't be written down must not be accepted, and what was must be found.
+    stored = await start_store(loaded, core, metrics, clock)
     lane = Lane("tokenizers", TOKENIZER_THREADS)
     sampling = await start_sampling(loaded, core, lane, metrics, clock)
     sandboxes = await start_sandboxes(loaded, core, lane, metrics, boot_id, registry.sources())
     world = World(
         gates=_gates(config), runtime=sandboxes.runtime, expect=sandboxes.runtime.expect,
         models=PooledModels(sampling.pool, sampling.policies, lane, sampling.book.gate),
-        clock=clock, boot_id=boot_id, verdicts=config.verdicts.table(), metrics=metrics,
+        clock=clock, boot_id=boot_id, verdicts=config.verdicts.table(), metrics=metrics, journal=stored.journal,
     )  # fmt: skip
-    rollouts = make_rollouts(config, world, registry, sampling)
+    rollouts = make_rollouts(config, world, registry, sampling, stored)
     supervisor = rollouts.supervisor
     sandboxes.runtime.keep_while(lambda: not supervisor.draining and supervisor.stages().init.workers > 0)
     disk = conditions.Disk(loaded.state_dir)
     parts = conditions.Parts(
         supervisor=supervisor, auditor=rollouts.auditor, pool=sampling.pool, policies=sampling.policies,
-        book=sampling.book, registry=registry, warden=sandboxes.warden, lag=lag, disk=disk,
+        journal=stored.journal, retention=stored.retention, book=sampling.book, registry=registry,
+        warden=sandboxes.warden, lag=lag, disk=disk, breakers=rollouts.batches.floor.room.breakers,
         no_sandbox=sandboxes.lacking, is_root=sandboxes.is_root,
         engines=[(entry.policy, entry.url) for entry in config.backends],
     )  # fmt: skip
     health = Health(conditions.checks(parts), trio.current_time)
     core.start_soon(conditions.watch, health, disk, name="health")
     views = Views(
-        boot_id=boot_id, supervisor=supervisor, pool=sampling.pool, registry=registry, runtime=sandboxes.runtime,
+        boot_id=boot_id, supervisor=supervisor, batches=rollouts.batches, pool=sampling.pool,
+        registry=registry, runtime=sandboxes.runtime,
         book=sampling.book, metrics=metrics, lag=lag, health=health, cgroups=sandboxes.cgroups,
     )  # fmt: skip
     service = Service(
-        config=config, supervisor=supervisor, health=health, notifier=notifier, ages=ages, outside=outside
-    )
+        config=config, supervisor=supervisor, set_weights=world.gates.set_weights, health=health, notifier=notifier,
+        ages=ages, outside=outside,
+    )  # fmt: skip
     deps = HttpDeps(
-        service=supervisor, backends=sampling.pool, policies=sampling.control, looks=rollouts.looks,
-        handlers=views.handlers, sandboxes=views.sandboxes, ready=views.ready, status=views.status,
-        metrics=views.metrics_page, tasks=partial(task_tree, ages), auth=auth,
+        service=supervisor, batches=rollouts.batches, backends=sampling.pool, policies=sampling.control,
+        looks=rollouts.looks, handlers=views.handlers, sandboxes=views.sandboxes, ready=views.ready,
+        status=views.status, metrics=views.metrics_page, tasks=partial(task_tree, ages), auth=auth,
         body_bytes_max=config.server.body_bytes_max,
     )  # fmt: skip
     async with registry.open_all(), trio.open_nursery() as jobs:
         # Beside the jobs, not in the core: what ends a sandbox has to outlive it.
         await jobs.start(sandboxes.runtime.keep, name="warm sandboxes")
         await rollouts.start(jobs)
+        await jobs.start(stored.retention.run, name="retention")
         _start_engines(config, core, sampling.pool)
         async with trio.open_nursery() as front:
             server: HttpServer = await front.start(
@@ -209,7 +231,9 @@ def _start_engines(config: Config, core: trio.Nursery, pool: BackendPool) -> Non
 
 def _gates(config: Config) -> Gates:
     stages = config.stages
-    return Gates(init=stages.init, run=stages.run, eval=stages.eval, ahead=stages.ahead)
+    return Gates(
+        init=stages.init, run=stages.run, eval=stages.eval, ahead=stages.ahead, weights=config.fairness.weights
+    )
 
 
 def _bind(config: Config) -> str:

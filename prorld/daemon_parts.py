@@ -19,6 +19,7 @@ from structlog.typing import FilteringBoundLogger
 
 from prorld.config import Config, Loaded
 from prorld.domain.admission import AdmissionRules
+from prorld.domain.breaker import BreakerRules
 from prorld.domain.scoring import Tolerance
 from prorld.errors import SandboxError
 from prorld.handlers.registry import Registry
@@ -34,6 +35,10 @@ from prorld.metrics import Metrics
 from prorld.ops.users import sandbox_user
 from prorld.ops.walls import image_store, places_of, wall_of
 from prorld.rollout.audit import Auditor
+from prorld.rollout.batches.breakers import Breakers
+from prorld.rollout.batches.make import make_batches
+from prorld.rollout.batches.service import Batches
+from prorld.rollout.batches.settings import BatchSettings
 from prorld.rollout.clock import SystemClock
 from prorld.rollout.life import World
 from prorld.rollout.looks import Looks
@@ -50,22 +55,55 @@ from prorld.sandbox.wall import Enclosing, Wall
 from prorld.sandbox.warden_client import Warden, run_warden
 from prorld.sandbox.warm import WarmRuntime
 from prorld.sandbox.warm_plan import WarmRules
+from prorld.store.journal import Journal
+from prorld.store.places import remote_kind
 from prorld.store.policy_file import PolicyFile
+from prorld.store.reader import Reader
+from prorld.store.retention import Keep, Retention
 
 __all__ = [
     "DEFAULT_POLICY",
     "Rollouts",
     "Sampling",
     "Sandboxes",
+    "Stored",
     "make_rollouts",
     "scratch_dir",
     "start_sampling",
     "start_sandboxes",
+    "start_store",
 ]
 
 log: FilteringBoundLogger = structlog.get_logger("prorld.daemon")
 
 DEFAULT_POLICY = "default"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stored:
+    """What is on the disk of jobs and batches: who writes it, who reads it, who forgets it."""
+
+    journal: Journal
+    reader: Reader
+    retention: Retention
+
+
+async def start_store(loaded: Loaded, core: trio.Nursery, metrics: Metrics, clock: SystemClock) -> Stored:
+    """Open the journal and start its writer. Nothing is forgotten before ``retention.run`` is started."""
+    bounds = loaded.config.retention
+    kind = remote_kind(loaded.state_dir)
+    if kind is not None:
+        log.warning(
+            "journal.remote", kind=kind, state_dir=str(loaded.state_dir), cure="a state directory on a local disk"
+        )
+    journal = Journal(loaded.state_dir, metrics=metrics, reserve_bytes=bounds.reserve_bytes)
+    with trio.fail_after(loaded.config.timeouts.boot_s):
+        await journal.open()
+        await core.start(journal.run, name="journal")
+        reader = Reader(journal.path)
+        await reader.open()
+    keep = Keep(age_s=bounds.age_s, count_max=bounds.count_max, bytes_max=bounds.bytes_max)
+    return Stored(journal=journal, reader=reader, retention=Retention(journal, reader, keep, wall=clock.wall))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,28 +236,41 @@ async def _runtime(
 
 @dataclass(frozen=True, kw_only=True)
 class Rollouts:
-    """What runs jobs, and looks at them again when they have ended."""
+    """What runs jobs and batches of them, and looks at them again when they have ended."""
 
     supervisor: Supervisor
+    batches: Batches
     looks: Looks
     auditor: Auditor
 
     async def start(self, jobs: trio.Nursery) -> None:
         """Let them live in this nursery."""
+        # Batches know their jobs before the first of those goes on.
+        await self.batches.floor.restore()
         await jobs.start(self.supervisor.run, name="supervisor")
+        await jobs.start(self.batches.floor.run, name="batches")
         await jobs.start(self.looks.run, name="reevaluator")
         await jobs.start(partial(self.auditor.run, self.looks, self.supervisor.feed), name="auditor")
 
 
-def make_rollouts(config: Config, world: World, registry: Registry, sampling: Sampling) -> Rollouts:
+def make_rollouts(config: Config, world: World, registry: Registry, sampling: Sampling, stored: Stored) -> Rollouts:
     """The parts that run jobs; ``start`` starts them."""
     auditor = Auditor(share=config.audit.share, metrics=world.metrics)
     supervisor = Supervisor(
-        world, registry, policies=sampling.policies.names(), limits=_limits(config), on_end=auditor.ended
+        world, registry, policies=sampling.policies.names(), limits=_limits(config), reader=stored.reader
     )
+    supervisor.listen(auditor.ended)
+    stored.retention.listen(lambda gone: supervisor.forget((job.tenant, job.job_id) for job in gone))
     sampling.control.tell = supervisor.feed.of_daemon
-    looks = Looks(world, supervisor, Scorer(sampling.pool, sampling.book.gate), tolerance=_tolerance(config))
-    return Rollouts(supervisor=supervisor, looks=looks, auditor=auditor)
+    looks = Looks(world, supervisor, registry, Scorer(sampling.pool, sampling.book.gate), tolerance=_tolerance(config))
+    batches = make_batches(
+        world, supervisor, registry, sampling.book, stored.reader,
+        settings=_batch_settings(config),
+        breakers=Breakers(msgspec.convert(config.breaker, BreakerRules, from_attributes=True)),
+    )  # fmt: skip
+    sampling.book.pins = batches.floor
+    supervisor.begin_only_if(batches.floor.room.breakers.must_begin)
+    return Rollouts(supervisor=supervisor, batches=batches, looks=looks, auditor=auditor)
 
 
 # --- from configuration -----------------------------------------------------------------------------------------------
@@ -231,6 +282,11 @@ def _engine_rules(config: Config) -> EngineRules:
         stall_s=config.timeouts.engine_stall_s,
         call_s=math.inf if config.timeouts.engine_call_s is None else config.timeouts.engine_call_s,
     )
+
+
+def _batch_settings(config: Config) -> BatchSettings:
+    bounds = msgspec.structs.asdict(config.batches)
+    return BatchSettings(**bounds, forget_after_s=config.retention.age_s, jobs_max=config.limits.jobs_max)
 
 
 def _policy_sources(config: Config) -> dict[str, PolicySource]:

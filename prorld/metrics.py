@@ -59,6 +59,16 @@ NAMES: Mapping[str, str] = {
     "prorld_audits_total": "Ended jobs that were chosen to be scored again, by result.",
     "prorld_audit_tokens_total": "Sampled tokens that an audit compared with what an engine says of them later.",
     "prorld_audit_logprob_gap": "Mean absolute difference of log-probabilities, one observation an audit.",
+    "prorld_batches_running": "Batches that run, by purpose.",
+    "prorld_groups_ended_total": "Groups that ended in a batch, by purpose and end; a carried one has not.",
+    "prorld_wasted_jobs_total": "Jobs that ended in groups that no trainer gets.",
+    "prorld_wasted_tokens_total": "Tokens that were sampled in those.",
+    "prorld_wasted_seconds_total": "Time that those spent in their stages.",
+    "prorld_breakers_open": "Circuit breakers that keep training batches from starting.",
+    "prorld_journal_commit_seconds": "Time of one commit of the journal, until it was on the disk.",
+    "prorld_journal_changes_total": "Changes that those commits held.",
+    "prorld_journal_waiting": "Changes that wait for the next commit.",
+    "prorld_journal_failing": "1 while the journal accepts nothing, since its disk fails or is full.",
     "prorld_loop_lag_seconds": "How late the event loop ran a task that was due.",
 }
 
@@ -67,6 +77,7 @@ _STAGE_SECONDS = (0.01, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 36
 _CALL_SECONDS = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _START_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _GAPS = (1e-6, 1e-5, 1e-4, 0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1)
+_COMMIT_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10)
 _LAG_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5)
 
 
@@ -162,6 +173,16 @@ class Metrics:
         self._audits = self._counter("prorld_audits_total", "result")
         self._audit_tokens = self._counter("prorld_audit_tokens_total")
         self._audit_gap = self._histogram("prorld_audit_logprob_gap", _GAPS)
+        self._batches_running = self._gauge("prorld_batches_running", "purpose")
+        self._groups_ended = self._counter("prorld_groups_ended_total", "purpose", "end")
+        self._wasted_jobs = self._counter("prorld_wasted_jobs_total")
+        self._wasted_tokens = self._counter("prorld_wasted_tokens_total")
+        self._wasted_seconds = self._counter("prorld_wasted_seconds_total")
+        self._breakers_open = self._gauge("prorld_breakers_open")
+        self._journal_commit = self._histogram("prorld_journal_commit_seconds", _COMMIT_SECONDS)
+        self._journal_changes = self._counter("prorld_journal_changes_total")
+        self._journal_waiting = self._gauge("prorld_journal_waiting")
+        self._journal_failing = self._gauge("prorld_journal_failing")
         self._loop_lag = self._histogram("prorld_loop_lag_seconds", _LAG_SECONDS)
 
     def job_accepted(self, handler: str) -> None:
@@ -251,6 +272,32 @@ class Metrics:
         """An audit compared so many tokens, and this is how far apart they were on average."""
         self._audit_tokens.inc(tokens)
         self._audit_gap.observe(gap)
+
+    def batches_seen(self, *, train: int, evals: int, open_breakers: int) -> None:
+        """How many run now; asked for before each page."""
+        self._batches_running.labels("train").set(train)
+        self._batches_running.labels("eval").set(evals)
+        self._breakers_open.set(open_breakers)
+
+    def group_ended(self, purpose: str, end: str) -> None:
+        """A group had its end."""
+        self._groups_ended.labels(purpose, end).inc()
+
+    def wasted(self, jobs: int, tokens: int, seconds: float) -> None:
+        """Work that no trainer gets."""
+        self._wasted_jobs.inc(jobs)
+        self._wasted_tokens.inc(tokens)
+        self._wasted_seconds.inc(seconds)
+
+    def journal_committed(self, changes: int, *, seconds: float) -> None:
+        """So many changes are on the disk."""
+        self._journal_changes.inc(changes)
+        self._journal_commit.observe(seconds)
+
+    def journal_seen(self, *, waiting: int, failing: bool) -> None:
+        """What waits for the disk now, and whether it takes anything."""
+        self._journal_waiting.set(waiting)
+        self._journal_failing.set(failing)
 
     def loop_lagged(self, seconds: float) -> None:
         """One measurement of the event loop's lateness."""

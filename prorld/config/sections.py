@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from prorld.config.batches import Batches
 from prorld.config.sandboxes import Sandbox, Warm
 from prorld.config.units import Bytes, Count, Seconds, Share, Workers
 from prorld.domain.outcome import OutcomeKind, Verdict
@@ -20,9 +21,12 @@ __all__ = [
     "Admission",
     "Audit",
     "BackendEntry",
+    "Batches",
+    "Breaker",
     "Config",
     "Engine",
     "EngineKey",
+    "Fairness",
     "Gc",
     "Handlers",
     "Limits",
@@ -96,6 +100,39 @@ class Stages(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ] = 16
 
 
+class Fairness(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Who goes first where jobs wait for a stage with the same priority."""
+
+    weights: Annotated[
+        dict[str, Annotated[float, Meta(gt=0, le=1000)]],
+        Meta(description="Places that a tenant gets beside others, by its name; one that is not named weighs 1."),
+    ] = {}
+
+
+class Breaker(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """When too many attempts fail for one cause that is not the policy's, no more of the kind are begun for a while."""
+
+    share: Annotated[Share, Meta(description="More failures of one stage and cause than this share open it.")] = 0.5
+    window: Annotated[int, Meta(ge=1, le=100_000, description="The last so many ends of attempts are looked at.")] = 64
+    window_s: Annotated[Seconds, Meta(description="Ends that are older are forgotten.")] = 600.0
+    min_count: Annotated[
+        int, Meta(ge=1, le=100_000, description="It stays closed before so many ends were seen in the window.")
+    ] = 16
+    cooldown_s: Annotated[
+        Seconds, Meta(description="Until a few are let through to try; doubles each time they fail.")
+    ] = 30.0
+    cooldown_max_s: Annotated[Seconds, Meta(description="The longest that it becomes.")] = 960.0
+    probes: Annotated[
+        int, Meta(ge=1, le=1000, description="So many are let through to try; all of them must do well to close it.")
+    ] = 4
+
+    def __post_init__(self) -> None:
+        if self.min_count > self.window:
+            raise ValueError(f"min_count is {self.min_count}, more than the window of {self.window}")
+        if self.cooldown_max_s < self.cooldown_s:
+            raise ValueError(f"cooldown_max_s is {self.cooldown_max_s:g}, below cooldown_s, {self.cooldown_s:g}")
+
+
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Bounds of what the daemon holds in memory."""
 
@@ -103,9 +140,26 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     accepted_bytes_max: Annotated[Bytes, Meta(description="Bytes of jobs queued or active, as they were sent.")] = (
         1 << 30
     )
-    results_count_max: Annotated[Count, Meta(description="Ended jobs kept; the oldest is forgotten first.")] = 10_000
-    results_bytes_max: Annotated[Bytes, Meta(description="Bytes of ended jobs kept, by estimate.")] = 1 << 30
+    results_count_max: Annotated[
+        Count, Meta(description="Ended jobs kept in memory; older ones are read from the journal.")
+    ] = 10_000
+    results_bytes_max: Annotated[Bytes, Meta(description="Bytes of ended jobs kept in memory, by estimate.")] = (
+        256 << 20
+    )
     mailbox_size: Annotated[Count, Meta(description="Messages waiting for one actor; over it callers get 503.")] = 1024
+
+
+class Retention(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the journal keeps of ended jobs: the one that ended first goes first, never one that awaits its receipt."""
+
+    age_s: Annotated[float, Meta(gt=0, le=100 * 366 * 86_400, description="Ended jobs are forgotten after this.")] = (
+        14 * 86_400.0
+    )
+    count_max: Annotated[Count, Meta(description="Ended jobs kept; of older ones only the id.")] = 1_000_000
+    bytes_max: Annotated[Bytes, Meta(description="Bytes of ended jobs kept, as they lie on the disk.")] = 20 << 30
+    reserve_bytes: Annotated[
+        Bytes, Meta(description="With less free space nothing is accepted: it is for results of what was.")
+    ] = 256 << 20
 
 
 class Timeouts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -113,7 +167,8 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     boot_s: Annotated[Seconds, Meta(description="For the warden and the check of sandboxes to come up.")] = 120.0
     drain_s: Annotated[
-        Seconds, Meta(description="For running jobs to end after the first signal; then they are cancelled.")
+        Seconds,
+        Meta(description="For running jobs to end after the first signal; what is left runs again at the next start."),
     ] = 30.0
     load_s: Annotated[Seconds, Meta(description="For an engine to load the weights of an update.")] = 1800.0
     engine_stall_s: Annotated[
@@ -286,9 +341,11 @@ class Metrics(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 class Gc(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Python's garbage collector; its defaults stall the event loop at a thousand agents."""
 
-    threshold0: Annotated[Count, Meta(description="Allocations until a collection of the youngest objects.")] = 50_000
-    threshold1: Annotated[Count, Meta(description="Young collections until one of the middle generation.")] = 20
-    threshold2: Annotated[Count, Meta(description="Middle collections until a full one.")] = 100
+    # The loop stands still for as long as a collection takes, and that is by how much there is to look at. So there are
+    # many small ones, none of the middle generation has more than a hundred thousand objects, and full ones are rare.
+    threshold0: Annotated[Count, Meta(description="Allocations until a collection of the youngest objects.")] = 10_000
+    threshold1: Annotated[Count, Meta(description="Young collections until one of the middle generation.")] = 10
+    threshold2: Annotated[Count, Meta(description="Middle collections until a full one.")] = 1_000
     freeze: Annotated[
         bool, Meta(description="After start, leave out of collections what lives as long as the daemon.")
     ] = True
@@ -300,7 +357,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     server: Server = Server()
     state: State = State()
     stages: Stages = Stages()
+    fairness: Fairness = Fairness()
+    breaker: Breaker = Breaker()
     limits: Limits = Limits()
+    retention: Retention = Retention()
+    batches: Batches = Batches()
     timeouts: Timeouts = Timeouts()
     sandbox: Sandbox = Sandbox()
     warm: Warm = Warm()

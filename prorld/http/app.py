@@ -26,6 +26,7 @@ from prorld.http.encode import Squeezer
 from prorld.http.errors import answer_error
 from prorld.http.holds import Holds
 from prorld.http.openapi import Document
+from prorld.http.routes_batches import BatchRoutes
 from prorld.http.routes_engines import EngineRoutes
 from prorld.http.routes_events import EventRoutes
 from prorld.http.routes_jobs import JobRoutes
@@ -132,7 +133,8 @@ def create_app(deps: HttpDeps) -> App:
     app = App(deps)
     described = Document()
     routes = [
-        *JobRoutes(deps.service, app.holds).routes(),
+        *JobRoutes(deps.service, deps.batches, app.holds).routes(),
+        *BatchRoutes(deps.batches, app.holds).routes(),
         *EventRoutes(deps.service, app.holds).routes(),
         *LookRoutes(deps.looks, app.holds).routes(),
         *EngineRoutes(deps.backends).routes(),

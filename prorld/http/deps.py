@@ -9,7 +9,7 @@ from typing import Protocol
 from prorld.http.auth import Auth
 from prorld.http.holds import LONGEST_S
 from prorld.http.routes_policies import PolicyService
-from prorld.rollout.service import LooksService, RolloutService
+from prorld.rollout.service import BatchService, LooksService, RolloutService
 from prorld.wire.ops import (
     AddBackend,
     BackendInfo,
@@ -57,6 +57,7 @@ class HttpDeps:
     """Everything the routes ask."""
 
     service: RolloutService
+    batches: BatchService
     looks: LooksService
     backends: BackendService
     policies: PolicyService

@@ -72,11 +72,14 @@ async def body(kind: type[StructT], *, optional: bool = False) -> StructT:
     return decode_msgpack(data, kind) if _form() == MSGPACK else decode(data, kind)
 
 
-async def digest() -> str:
-    """A hash over the body as it was sent, before defaults; neither its form nor the order of its keys matters."""
+async def digest() -> tuple[str, int]:
+    """A hash over the body as it was sent, before defaults, and its length in bytes.
+
+    Neither its form nor the order of its keys matters to the hash.
+    """
     data = await _data()
     sent = plain(data) if _form() == MSGPACK else msgspec.json.decode(data)
-    return hashlib.sha256(msgspec.json.encode(sent, order="deterministic")).hexdigest()
+    return hashlib.sha256(msgspec.json.encode(sent, order="deterministic")).hexdigest(), len(data)
 
 
 async def _data() -> bytes:

@@ -7,14 +7,12 @@ from typing import Final
 
 from quart import Response
 
-from prorld.domain.job import JobState
-from prorld.errors import RequestError
 from prorld.http.encode import answer
 from prorld.http.holds import Holds
 from prorld.http.incoming import given
 from prorld.http.routing import Call, NoBody, Route
 from prorld.http.sse import EventQuery, NumberedT, Source, bounded, resume_after, stream, wants_stream
-from prorld.rollout.service import FeedService, RolloutService
+from prorld.rollout.service import FeedService, JobEventService, RolloutService
 from prorld.wire.events import Event, EventPage, JobEvent, JobEventPage
 
 __all__ = ["EventRoutes"]
@@ -25,32 +23,23 @@ PAGE_MAX: Final = 1000
 class _OfJob:
     """The events of one job as a source."""
 
-    def __init__(self, service: RolloutService, job_id: str, tenant: str | None) -> None:
-        self._service = service
-        self._job_id = job_id
-        self._tenant = tenant
+    def __init__(self, events: JobEventService) -> None:
+        self._events = events
 
     @property
     def last(self) -> int:
-        return self._service.newest_event(self._job_id, self._tenant)
+        return self._events.last
 
     @property
     def is_over(self) -> bool:
-        try:
-            return self._service.get(self._job_id, self._tenant).state is JobState.DONE
-        except RequestError:
-            # Forgotten while somebody follows it.
-            return True
+        return self._events.is_over
 
     def after(self, seq: int, limit: int) -> tuple[Sequence[JobEvent], int]:
-        try:
-            found = self._service.events(self._job_id, self._tenant, after=seq, limit=limit)
-        except RequestError:
-            return (), seq
+        found = self._events.after(seq, limit)
         return found, found[-1].seq if found else seq
 
     async def wait_after(self, seq: int) -> None:
-        await self._service.wait_event(self._job_id, self._tenant, after=seq)
+        await self._events.wait_after(seq)
 
 
 class _OfAll:
@@ -97,10 +86,8 @@ class EventRoutes:
         ]  # fmt: skip
 
     async def _of_job(self, call: Call[EventQuery, NoBody]) -> Response:
-        job_id = call.path["job_id"]
-        # Told now, while there is a status to tell it with.
-        self._service.get(job_id, call.tenant)
-        source = _OfJob(self._service, job_id, call.tenant)
+        # Found now, while there is a status to say with that it is not there.
+        source = _OfJob(await self._service.follow(call.path["job_id"], call.tenant))
         after = resume_after(call.query, source.last)
         if wants_stream():
             return self._stream(source, after, call.query)

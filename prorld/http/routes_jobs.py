@@ -11,12 +11,12 @@ from msgspec import UNSET, Meta, UnsetType
 from quart import Response
 
 from prorld.domain.job import JobState
-from prorld.errors import NotFound, Overloaded
+from prorld.errors import Overloaded
 from prorld.http.encode import answer, wants_msgpack
 from prorld.http.holds import Holds
 from prorld.http.incoming import NoParameters, digest, given
 from prorld.http.routing import Call, NoBody, Route
-from prorld.rollout.service import RolloutService
+from prorld.rollout.service import BatchService, RolloutService
 from prorld.wire.jobs import CancelAnswer, CancelJob, CancelJobs, JobPage, JobRecord, RequeueJob, SubmitJob
 from prorld.wire.trajectory import PackedTrajectory, Trajectory
 
@@ -42,8 +42,9 @@ class JobQuery(msgspec.Struct, frozen=True, kw_only=True):
 class JobRoutes:
     """Jobs over HTTP. What a caller may see is the service's to say; the routes tell it who asks."""
 
-    def __init__(self, service: RolloutService, holds: Holds) -> None:
+    def __init__(self, service: RolloutService, batches: BatchService, holds: Holds) -> None:
         self._service = service
+        self._batches = batches
         self._holds = holds
 
     def routes(self) -> list[Route[Any, Any]]:
@@ -87,18 +88,19 @@ class JobRoutes:
         ]  # fmt: skip
 
     async def _submit(self, call: Call[Wait, SubmitJob]) -> Response:
-        record, is_new = await self._service.submit(call.body, call.caller.tenant, digest=await digest())
+        words, size_bytes = await digest()
+        record, is_new = await self._service.submit(call.body, call.caller.tenant, digest=words, size_bytes=size_bytes)
         wait_s, tenant = call.query.wait_s, call.caller.tenant
         if wait_s and record.state is not JobState.DONE:
             # The daemon may be going away. The job is accepted all the same, and the answer must not say otherwise.
             with suppress(Overloaded):
-                await self._holds.hold(wait_s, partial(self._service.wait_done, record.job_id, tenant))
-            record = self._service.get(record.job_id, tenant)
+                done = await self._holds.hold(wait_s, partial(self._service.wait_done, record.job_id, tenant))
+                record = done or await self._service.get(record.job_id, tenant)
         return answer(record, 201 if is_new else 200)
 
     async def _list(self, call: Call[JobQuery, NoBody]) -> Response:
         asked = call.query
-        page = self._service.list(
+        page = await self._service.list(
             call.tenant,
             state=given(asked.state),
             handler=given(asked.handler),
@@ -110,19 +112,20 @@ class JobRoutes:
 
     async def _get(self, call: Call[Wait, NoBody]) -> Response:
         job_id, wait_s = call.path["job_id"], call.query.wait_s
-        record = self._service.get(job_id, call.tenant)
+        record = await self._service.get(job_id, call.tenant)
         if wait_s and record.state is not JobState.DONE:
             done = await self._holds.hold(wait_s, partial(self._service.wait_done, job_id, call.tenant))
-            record = done or self._service.get(job_id, call.tenant)
+            record = done or await self._service.get(job_id, call.tenant)
         return answer(record)
 
     async def _cancel(self, call: Call[NoParameters, CancelJob]) -> Response:
-        return answer(self._service.cancel(call.path["job_id"], call.tenant, call.body.reason), 202)
+        return answer(await self._service.cancel(call.path["job_id"], call.tenant, call.body.reason), 202)
 
     async def _cancel_many(self, call: Call[NoParameters, CancelJobs]) -> Response:
         asked = call.body
-        if asked.batch_id is not UNSET:
-            raise NotFound("there is no such batch", code="unknown_batch")
+        if isinstance(asked.batch_id, str):
+            cancelling = await self._batches.cancel_jobs(asked.batch_id, call.tenant, asked.reason)
+            return answer(CancelAnswer(cancelling=cancelling), 202)
         cancelling = await self._service.cancel_many(
             call.tenant, job_ids=given(asked.job_ids), group_id=given(asked.group_id), reason=asked.reason
         )
@@ -134,4 +137,4 @@ class JobRoutes:
 
     async def _trajectory(self, call: Call[NoParameters, NoBody]) -> Response:
         fetch = self._service.packed_trajectory if wants_msgpack() else self._service.trajectory
-        return answer(fetch(call.path["job_id"], call.tenant))
+        return answer(await fetch(call.path["job_id"], call.tenant))

@@ -90,19 +90,19 @@ class LookRoutes:
         return answer(await self._looks.reevaluate(call.path["job_id"], call.tenant, call.body), 202)
 
     async def _list(self, call: Call[NoParameters, NoBody]) -> Response:
-        return answer(self._looks.reevaluations(call.path["job_id"], call.tenant))
+        return answer(await self._looks.reevaluations(call.path["job_id"], call.tenant))
 
     async def _get(self, call: Call[Wait, NoBody]) -> Response:
         job_id, n, wait_s = call.path["job_id"], _number(call.path["n"]), call.query.wait_s
-        found = self._looks.reevaluation(job_id, call.tenant, n)
+        found = await self._looks.reevaluation(job_id, call.tenant, n)
         if wait_s and found.state is not ReevaluationState.DONE:
             done = await self._holds.hold(wait_s, partial(self._looks.wait_reevaluation, job_id, call.tenant, n))
-            found = done or self._looks.reevaluation(job_id, call.tenant, n)
+            found = done or await self._looks.reevaluation(job_id, call.tenant, n)
         return answer(found)
 
     async def _cancel(self, call: Call[NoParameters, CancelJob]) -> Response:
         job_id, n = call.path["job_id"], _number(call.path["n"])
-        return answer(self._looks.cancel_reevaluation(job_id, call.tenant, n, call.body.reason), 202)
+        return answer(await self._looks.cancel_reevaluation(job_id, call.tenant, n, call.body.reason), 202)
 
 
 def _number(text: str) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from prorld.domain.branch import Branch
 from prorld.domain.calls import CallParams, CallRecord
 from prorld.domain.job import JobSpec, effective_seed
-from prorld.domain.versions import PolicyVersion
+from prorld.domain.versions import PolicyVersion, deciding
 from prorld.inference.contract import Generation
 
 __all__ = ["CallLog"]
@@ -35,7 +35,7 @@ class CallLog:
 
     @property
     def ends(self) -> Sequence[PolicyVersion]:
-        """The oldest version of each epoch, and the newest: nothing else decides whether the rollout is too old."""
+        """The versions that decide whether the rollout is too old."""
         return self._ends
 
     @property
@@ -75,10 +75,7 @@ class CallLog:
         """Its tokens were taken."""
         self._calls.append(record)
         found = {span.made_by for span in record.policy_versions if span.made_by is not None}
-        every = sorted(found.union(self._ends))
-        epochs = {version.epoch for version in every}
-        ends = ([version for version in every if version.epoch == epoch] for epoch in epochs)
-        self._ends = sorted({end for of in ends for end in (of[0], of[-1])})
+        self._ends = deciding(found.union(self._ends))
 
     def _params(self, generation: Generation) -> CallParams:
         sampling = self._spec.sampling

@@ -40,7 +40,9 @@ class PooledModels:
         self, spec: JobSpec, attempt: int, on_turn: Callable[[int, Turn], None]
     ) -> AsyncIterator[ModelSession]:
         """Lease an engine for as long as the block lasts. Waits for one; the caller's scope bounds that."""
-        async with self._pool.lease(spec.policy, group_id=spec.group_id) as lease:
+        # Group ids are unique per tenant only, and tenants share engines.
+        group = None if spec.group_id is None else f"{spec.tenant}/{spec.group_id}"
+        async with self._pool.lease(spec.policy, group_id=group) as lease:
             renderer = await self._policies.renderer(
                 spec.policy, spec.sampling.chat_template_kwargs, model_path=lease.capabilities.model_path
             )

@@ -38,9 +38,11 @@ from prorld.inference.pool_entry import PoolEntry
 from prorld.metrics import Metrics
 from prorld.wire.policies import PausedPolicy
 
-__all__ = ["Policy", "PolicyBook", "PolicyStore"]
+__all__ = ["Pins", "Policy", "PolicyBook", "PolicyStore"]
 
 log: FilteringBoundLogger = structlog.get_logger()
+
+PINS_NAMED_MAX = 8
 
 
 class PolicyStore(Protocol):
@@ -82,6 +84,18 @@ class Policy:
         return self.state.settings or self._configured
 
 
+class Pins(Protocol):
+    """Who wants a policy to stay as it is."""
+
+    def pinned(self, policy: str) -> Sequence[tuple[str, str]]:
+        """The tenants and ids of batches that do."""
+        ...
+
+    async def wait_unpinned(self, policy: str) -> None:
+        """Wait until none does. The caller's scope bounds the wait."""
+        ...
+
+
 class PolicyBook:
     """All policies. Implements ``prorld.inference.version_keeper.VersionKeeper`` for the pool."""
 
@@ -104,6 +118,8 @@ class PolicyBook:
         self._store = store
         self._load_s = load_s
         self._all: dict[str, Policy] = {}
+        self._listeners: list[Callable[[str], None]] = []
+        self.pins: Pins | None = None
         self._dormant = {state.name: interrupted(state, wall()) for state in states}
         for state in self._dormant.values():
             if state.settings is not None:
@@ -143,6 +159,7 @@ class PolicyBook:
             adapter=None if state.adapter is None else state.adapter.name,
             rollbacks=state.rollbacks,
             on_wrong_version=partial(self._wrong_version, name),
+            on_advance=partial(self._advanced, name),
         )
         if state.is_closed:
             gate.close()
@@ -171,6 +188,14 @@ class PolicyBook:
             log.exception("policy.unkept", policy=after.name)
             raise Overloaded(f"the state of the policies can't be written: {exc}", code="state_unwritable") from exc
         self.metrics.policy_version(after.name, after.version.version)
+
+    def listen(self, advanced: Callable[[str], None]) -> None:
+        """Call it with the name of every policy that gets another version. It may neither block nor raise."""
+        self._listeners.append(advanced)
+
+    def _advanced(self, name: str) -> None:
+        for listener in self._listeners:
+            listener(name)
 
     def _wrong_version(self, name: str, backend_id: str, words: str) -> None:
         for entry in self.entries(name):
@@ -204,11 +229,27 @@ class PolicyBook:
         return quarantine_words(policy, state.base, found.weights, adapter=state.adapter, told=found.control)
 
     def declared(self, policy: str, version: int) -> PolicyVersion:
-        """What the policy would have if its engines had this version; ``Conflict`` for one that falls."""
+        """What the policy would have if its engines had this version; ``Conflict`` for one that falls or is pinned."""
         state = self.of(policy).state
         if version == state.version.version:
             return state.base
-        return next_version(state, version, rollback=False)
+        declared = next_version(state, version, rollback=False)
+        self.must_be_unpinned(policy)
+        return declared
+
+    def pinned(self, policy: str) -> Sequence[tuple[str, str]]:
+        """Who wants its version to stay: tenants and ids of their batches."""
+        return [] if self.pins is None else self.pins.pinned(policy)
+
+    def must_be_unpinned(self, policy: str, tenant: str | None = None) -> None:
+        """``Conflict`` where somebody does; it names the batches of the tenant that asks, and counts the others."""
+        holders = self.pinned(policy)
+        if not holders:
+            return
+        mine = [batch_id for owner, batch_id in holders if owner == tenant][:PINS_NAMED_MAX]
+        named = f": {', '.join(mine)}" if mine else ""
+        words = f"batches pin the version of policy {policy!r}, {len(holders)} of them{named}"
+        raise Conflict(words, code="pinned", details={"batches": mine, "count": len(holders)})
 
     def has_now(self, policy: str, version: PolicyVersion) -> None:
         """A new set of engines has this version; ``keep`` writes it down."""

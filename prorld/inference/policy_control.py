@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, TypeVar
 
+import msgspec
 import structlog
 import trio
 from structlog.typing import FilteringBoundLogger
@@ -195,6 +196,8 @@ class PolicyControl:
             return ResumedPolicy(
                 policy=name, version=decided.version, epoch=policy.state.version.epoch, backends=[*decided.backends]
             )
+        if decided != policy.state.version:
+            self._book.must_be_unpinned(name)
         work: Work[ResumedPolicy] = self._start(policy, "resumed", partial(self._changes(policy).resume, decided))
         return await work.outcome()
 
@@ -217,12 +220,24 @@ class PolicyControl:
         if strange:
             words = f"policy {name!r} has no engine {', '.join(strange[:8])}"
             raise Impossible(words, code="unknown_backend", details={"path": "backends"})
+        begun = decided.running
+        if begun is not None and begun.target != policy.state.version and self._book.pinned(name):
+            await self._wait_unpinned(name, request.wait_pins_s, tenant)
+            # Much may have changed meanwhile.
+            return await self.update(name, msgspec.structs.replace(request, wait_pins_s=0.0), tenant)
         pause = self._new_pause(request.mode, tenant)
         work = self._start(policy, "updated", partial(self._changes(policy).update, decided, pause, request.timeout_s))
         await work.begun.wait()
         if work.error is not None:
             raise work.error
         return self.get_update(name, asked.update_id)
+
+    async def _wait_unpinned(self, name: str, seconds: float, tenant: str) -> None:
+        """``Conflict`` where somebody still wants the policy to stay as it is after so long."""
+        assert self._book.pins is not None
+        with trio.move_on_after(seconds):
+            await self._book.pins.wait_unpinned(name)
+        self._book.must_be_unpinned(name, tenant)
 
     def _start(self, policy: Policy, what: str, do: Callable[[Work[T]], Awaitable[T]]) -> Work[T]:
         """Do it in a task of its own; ``what`` is being done to the policy meanwhile."""

@@ -120,7 +120,8 @@ class Flight:
 class PolicyGate:
     """The gate of one policy, and what is in force behind it.
 
-    ``on_wrong_version`` is told of an engine that answered under a version that it can't have.
+    ``on_wrong_version`` is told of an engine that answered under a version that it can't have, ``on_advance`` of every
+    other version that is in force; neither may block or raise.
     """
 
     def __init__(
@@ -132,6 +133,7 @@ class PolicyGate:
         rollbacks: Sequence[int] = (),
         max_staleness: int | None = None,
         on_wrong_version: Callable[[str, str], None] | None = None,
+        on_advance: Callable[[], None] | None = None,
     ) -> None:
         self.policy = policy
         self.version = version
@@ -140,6 +142,7 @@ class PolicyGate:
         self.max_staleness = max_staleness
         self.cut_total = 0
         self._on_wrong_version = on_wrong_version
+        self._on_advance = on_advance
         self._flights: set[Flight] = set()
         self._landed = trio.Event()
         self._opened = trio.Event()
@@ -189,6 +192,8 @@ class PolicyGate:
         for flight in self._flights:
             if version not in flight.versions:
                 flight.versions.append(version)
+        if self._on_advance is not None:
+            self._on_advance()
 
     def is_stale(self, sampled: Sequence[PolicyVersion], max_staleness: int | None) -> bool:
         """Whether tokens of these versions are too old to go on with now."""

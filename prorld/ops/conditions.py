@@ -20,8 +20,11 @@ from prorld.inference.pool import BackendPool
 from prorld.kit.loop_lag import LoopLag
 from prorld.ops.health import Check, Health, Kind, Trouble
 from prorld.rollout.audit import Auditor
+from prorld.rollout.batches.breakers import Breakers
 from prorld.rollout.supervisor import Supervisor
 from prorld.sandbox.warden_client import Warden
+from prorld.store.journal import Journal
+from prorld.store.retention import Retention
 
 __all__ = ["KINDS", "Disk", "Parts", "checks", "watch"]
 
@@ -48,11 +51,13 @@ KINDS = (
     Kind(code="warden_down", severity="error", visible_after_s=3.0),
     Kind(code="no_sandbox", severity="error", depends_on=("warden_down",)),
     Kind(code="stage_paused", severity="error"),
+    Kind(code="journal_failing", severity="error"),
     Kind(code="disk_full", severity="error"),
     Kind(code="disk_low", severity="warning", depends_on=("disk_full",)),
     Kind(code="results_full", severity="warning"),
     Kind(code="loop_lag", severity="warning", visible_after_s=30.0),
     Kind(code="logprob_drift", severity="warning"),
+    Kind(code="breaker_open", severity="warning"),
     Kind(code="runs_as_root", severity="warning"),
 )
 
@@ -88,6 +93,9 @@ class Parts:
     warden: Warden
     lag: LoopLag
     disk: Disk
+    breakers: Breakers
+    journal: Journal | None = None
+    retention: Retention | None = None
     no_sandbox: str | None = None
     engines: Sequence[tuple[str, str]] = ()
     is_root: bool = False
@@ -106,11 +114,13 @@ def checks(parts: Parts) -> list[Check]:
         "warden_down": _warden_down,
         "no_sandbox": _no_sandbox,
         "stage_paused": _stage_paused,
+        "journal_failing": _journal_failing,
         "disk_full": _disk_full,
         "disk_low": _disk_low,
         "results_full": _results_full,
         "loop_lag": _loop_lag,
         "logprob_drift": _logprob_drift,
+        "breaker_open": _breaker_open,
         "runs_as_root": _runs_as_root,
     }
     return [Check(kind, _bound(looks[kind.code], parts)) for kind in KINDS]
@@ -229,6 +239,19 @@ def _stage_paused(parts: Parts) -> list[Trouble]:
     ]
 
 
+def _journal_failing(parts: Parts) -> list[Trouble]:
+    journal = parts.journal
+    if journal is None:
+        return []
+    if journal.trouble is not None:
+        kept = "nothing is accepted; results of accepted jobs are kept in memory until the disk takes them"
+        cure = f"free space or repair the disk of {journal.path.parent}; it is tried again by itself. Do not restart"
+        return [Trouble(f"{journal.trouble}; {kept}", cure)]
+    if journal.scarce is not None:
+        return [Trouble(journal.scarce, "free some, or let retention keep less ([retention])")]
+    return []
+
+
 def _disk_full(parts: Parts) -> list[Trouble]:
     return _disk(parts.disk, DISK_FULL_BYTES)
 
@@ -247,11 +270,11 @@ def _disk(disk: Disk, wanted: int) -> list[Trouble]:
 
 
 def _results_full(parts: Parts) -> list[Trouble]:
-    share = parts.supervisor.results_share()
+    share = 0.0 if parts.retention is None else parts.retention.share
     if share < RESULTS_SHARE:
         return []
-    words = f"{share:.0%} of the memory for ended jobs is used, and the oldest are forgotten"
-    return [Trouble(words, "fetch results sooner, or raise limits.results_bytes_max")]
+    words = f"{share:.0%} of what may be kept of ended jobs is used, and the oldest are forgotten"
+    return [Trouble(words, "fetch results sooner, or raise retention.bytes_max and retention.count_max")]
 
 
 def _loop_lag(parts: Parts) -> list[Trouble]:
@@ -269,6 +292,14 @@ def _logprob_drift(parts: Parts) -> list[Trouble]:
     last, times = seen[-1], "" if len(seen) == 1 else f" (and {len(seen) - 1} more)"
     cure = f"look at `prorld verify {last.job_id}`, leave the job out of training, and clear or drain the engine"
     return [Trouble(f"an audit of job {last.job_id} did not pass{times}: {last.words}", cure)]
+
+
+def _breaker_open(parts: Parts) -> list[Trouble]:
+    cure = "look at the attempts of its last jobs; it tries a few by itself now and then"
+    return [
+        Trouble(f"training of {key.handler} on policy {key.policy!r} by {key.tenant!r} keeps failing: {words}", cure)
+        for key, words in parts.breakers.open_ones()
+    ][:ENGINES_NAMED_MAX]
 
 
 def _runs_as_root(parts: Parts) -> list[Trouble]:

@@ -23,6 +23,7 @@ from prorld.config import Config
 from prorld.ops.doctor_sandbox import SandboxProbe, examine_sandboxes
 from prorld.ops.findings import Finding, fail, fine, warn
 from prorld.ops.state_dir import OPEN_TO_OTHERS
+from prorld.store.places import remote_kind
 from prorld.wire.ops import Endpoint
 
 __all__ = ["check_tokenizers", "examine"]
@@ -99,6 +100,10 @@ def _check_secrets(name: str, directory: Path, mode: int) -> Finding:
         return fail(name, f"{token} can be read by others", f"delete it and restart the daemon, or `chmod 600 {token}`")
     if stat.S_IMODE(mode) & OPEN_TO_OTHERS:
         return fail(name, f"{directory} can be read or changed by others", f"`chmod 700 {directory}`")
+    kind = remote_kind(directory)
+    if kind is not None:
+        words = f"{directory} is on {kind}, which other machines share: the journal's locks and log may fail there"
+        return warn(name, words, "name one on a local disk with --state-dir")
     return fine(name, str(directory))
 
 

@@ -25,7 +25,7 @@ log: FilteringBoundLogger = structlog.get_logger("prorld.ops")
 
 # Each is read at the moment it is needed, or can be handed to the part that owns it. Verdicts are not among them: the
 # jobs of one step of training are to be judged by one table.
-LIVE = ("stages.init", "stages.run", "stages.eval", "timeouts.drain_s", "log.level")
+LIVE = ("stages.init", "stages.run", "stages.eval", "fairness.weights", "timeouts.drain_s", "log.level")
 
 
 class Changes(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,12 +63,14 @@ class Reloader:
         reread: Callable[[], Loaded],
         *,
         resize: Callable[[StagesPatch], object],
+        set_weights: Callable[[Mapping[str, float]], None],
         set_level: Callable[[Level], None],
     ) -> None:
         self.config = config
         self._asked_for = config
         self._reread = reread
         self._resize = resize
+        self._set_weights = set_weights
         self._set_level = set_level
 
     def reload(self) -> str:
@@ -89,6 +91,10 @@ class Reloader:
         sizes = {name: StagePatch(workers=getattr(new.stages, name)) for name in STAGES if f"stages.{name}" in live}
         if sizes:
             self._resize(StagesPatch(**sizes))
+        if "fairness.weights" in live:
+            self._set_weights(new.fairness.weights)
         if "log.level" in live:
             self._set_level(new.log.level)
-        self.config = msgspec.structs.replace(self.config, stages=new.stages, timeouts=new.timeouts, log=new.log)
+        self.config = msgspec.structs.replace(
+            self.config, stages=new.stages, fairness=new.fairness, timeouts=new.timeouts, log=new.log
+        )

@@ -6,7 +6,7 @@ It owns the order of these; what is drained and taken down is the composition ro
 from __future__ import annotations
 
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
 import structlog
@@ -78,6 +78,7 @@ class Service:
 
     config: Config
     supervisor: Supervisor
+    set_weights: Callable[[Mapping[str, float]], None]
     health: Health
     notifier: Notifier
     ages: TaskAges
@@ -90,8 +91,9 @@ class Service:
         drain_s: Callable[[], float] = self._drain_s
         if self.outside is not None:
             reloader = Reloader(
-                self.config, self.outside.reread, resize=self.supervisor.set_stages, set_level=self.outside.set_level
-            )
+                self.config, self.outside.reread, resize=self.supervisor.set_stages, set_weights=self.set_weights,
+                set_level=self.outside.set_level,
+            )  # fmt: skip
             await ears.start(signals.obey, self._reloads(reloader), self._snapshot, name="signals")
             drain_s = lambda: reloader.config.timeouts.drain_s  # noqa: E731
         await self.notifier.ready(self.status_line())

@@ -76,7 +76,7 @@ def snapshot(ages: TaskAges, supervisor: Supervisor) -> str:
     lines = [format_tree(task_tree(ages)).rstrip("\n"), "", "jobs:"]
     room = JOBS_SHOWN_MAX
     for state in (JobState.EVALUATING, JobState.RUNNING, JobState.INITIALISING, JobState.QUEUED):
-        for record in supervisor.list(None, state=state, limit=room).items if room else []:
+        for record in supervisor.live_records(state, room):
             where = f", waits for {record.waiting_for}" if record.waiting_for else ""
             lines.append(f"  {record.job_id}  {record.state}{where}, turn {record.turns}, since {record.created_at}")
             room -= 1

@@ -19,6 +19,7 @@ from prorld.inference.pool import BackendPool
 from prorld.kit.loop_lag import LoopLag
 from prorld.metrics import Metrics
 from prorld.ops.health import Health
+from prorld.rollout.batches.service import Batches
 from prorld.rollout.supervisor import Supervisor
 from prorld.sandbox.contract import SandboxRuntime
 from prorld.wire.ops import HandlerList, LoopLagStatus, Ready, SandboxList, SandboxRow, Status
@@ -32,6 +33,7 @@ class Views:
 
     boot_id: str
     supervisor: Supervisor
+    batches: Batches
     pool: BackendPool
     registry: Registry
     runtime: SandboxRuntime
@@ -67,6 +69,7 @@ class Views:
             draining=self.supervisor.draining,
             jobs=self.supervisor.counts(),
             outcomes=self.supervisor.outcomes(),
+            batches=self.batches.running_counts(),
             stages=self.supervisor.stages(),
             backends=self.pool.list().items,
             sandboxes=len(sandboxes),
@@ -82,6 +85,9 @@ class Views:
         for stage in STAGES:
             gate = getattr(stages, stage)
             self.metrics.stage_seen(stage, workers=gate.workers, active=gate.active, waiting=gate.waiting)
+        running = self.batches.running_counts()
+        open_breakers = sum(1 for _ in self.batches.floor.room.breakers.open_ones())
+        self.metrics.batches_seen(train=running["train"], evals=running["eval"], open_breakers=open_breakers)
         cut = self.book.cut_total()
         for policy, closed_s in self.book.closed_s().items():
             self.metrics.policy_seen(policy, closed_s=closed_s, cut=cut[policy])

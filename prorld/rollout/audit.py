@@ -17,10 +17,10 @@ from structlog.typing import FilteringBoundLogger
 
 from prorld.errors import ProrldError, RequestError
 from prorld.metrics import Metrics
-from prorld.rollout.entry import JobEntry
 from prorld.rollout.events import Feed
 from prorld.rollout.service import LooksService
 from prorld.rollout.verification import DRIFT
+from prorld.store.jobs import StoredJob
 from prorld.wire.looks import VerifyAnswer
 
 __all__ = ["WAITING_MAX", "Auditor", "DriftSeen", "is_chosen"]
@@ -57,15 +57,15 @@ class Auditor:
         self._wake = trio.Event()
         self._drifts: deque[DriftSeen] = deque(maxlen=DRIFTS_KEPT_MAX)
 
-    def ended(self, entry: JobEntry) -> None:
+    def ended(self, stored: StoredJob) -> None:
         """A job has ended; it is audited later where it was chosen and something was sampled. Never blocks."""
-        spec = entry.spec
-        if not is_chosen(spec.tenant, spec.job_id, self._share) or entry.session is None or not entry.session.calls:
+        spec = stored.spec
+        if not is_chosen(spec.tenant, spec.job_id, self._share) or not stored.trajectory.calls:
             return
         if len(self._waiting) >= WAITING_MAX:
             self._metrics.audited("dropped")
             return
-        # By name, so that the memory of ended jobs stays bounded by the store alone.
+        # By name, so that what of ended jobs is in memory stays bounded by its cache alone.
         self._waiting.append((spec.job_id, spec.tenant))
         self._wake.set()
 

@@ -96,8 +96,7 @@ class AttemptContext:
     @property
     def transcript(self) -> Sequence[Message]:
         """The conversation so far."""
-        session = self._entry.session
-        return () if session is None else session.transcript
+        return self._entry.transcript
 
     @property
     def nursery(self) -> trio.Nursery:
@@ -181,7 +180,9 @@ class AttemptContext:
         """A line for people who watch; what can't be told, or is too long, is told as cut text."""
         try:
             told = msgspec.json.encode(facts, enc_hook=repr)
-        except (TypeError, ValueError, RecursionError):
+            # The journal has no integers beyond 64 bits.
+            msgspec.msgpack.encode(msgspec.json.decode(told))
+        except (TypeError, ValueError, OverflowError, RecursionError):
             told = msgspec.json.encode(ascii(facts))
         if len(told) > PROGRESS_BYTES_MAX:
             told = msgspec.json.encode(ascii(facts)[: PROGRESS_BYTES_MAX // 2] + "…")

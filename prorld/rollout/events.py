@@ -1,16 +1,17 @@
 """Numbered events, gapless and bounded, with a wake-up for whoever follows them: of one job, and of all of them.
 
 Emitting never blocks and no reader has a buffer of its own. Who falls so far behind that events are gone is told with
-a gap event in their place.
+a gap event in their place. What a job's log shows is on the disk, so a number never means two things.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Any
 
+import msgspec
 import trio
 
 from prorld.rollout.clock import Clock
@@ -25,47 +26,98 @@ FEED_KEPT_MAX = 65_536
 
 
 class EventLog:
-    """The events of one job. ``tell`` hears of each of them, and must not block."""
+    """The events of one job. An event has its number when it happens, and is seen once it is written.
 
-    def __init__(self, *, kept_max: int = EVENTS_KEPT_MAX, tell: Callable[[JobEvent], None] | None = None) -> None:
-        self._kept: deque[JobEvent] = deque(maxlen=kept_max)
-        self._last = 0
+    ``grew`` is told that there is something to write, and whoever writes it calls ``show``; without one, what happens
+    is seen at once. ``tell`` hears of each event as it is shown. Neither may block.
+    """
+
+    def __init__(
+        self,
+        *,
+        kept_max: int = EVENTS_KEPT_MAX,
+        tell: Callable[[JobEvent], None] | None = None,
+        grew: Callable[[], None] | None = None,
+        past: Sequence[JobEvent] = (),
+    ) -> None:
+        """``past`` are events of earlier lives of the daemon; they were written, and told to whoever listened."""
+        self._kept: deque[JobEvent] = deque(past, maxlen=kept_max)
+        self._newest = self._kept[-1].seq if self._kept else 0
+        self._last = self._newest
         self._changed: trio.Event | None = None
         self._tell = tell
+        self._grew = grew
+        self._over = False
 
     @property
     def last(self) -> int:
-        """The highest sequence number so far; 0 before the first event."""
+        """The highest sequence number that is seen so far; 0 before the first event."""
         return self._last
 
     @property
-    def kept(self) -> int:
-        """How many events are still there."""
-        return len(self._kept)
+    def newest(self) -> int:
+        """The highest sequence number that was given."""
+        return self._newest
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no other event will be seen."""
+        return self._over
+
+    @property
+    def kept(self) -> list[JobEvent]:
+        """The events that are still there, those that are not seen yet as well."""
+        return list(self._kept)
+
+    @property
+    def unseen(self) -> list[JobEvent]:
+        """The events that are still to be written."""
+        return self._since(self._last)
 
     def emit(self, event: str, at: str, **data: Any) -> None:
         """Number and keep an event. Never blocks."""
-        self._last += 1
-        made = JobEvent(seq=self._last, event=event, at=at, data=data)
-        self._kept.append(made)
+        self._newest += 1
+        self._kept.append(JobEvent(seq=self._newest, event=event, at=at, data=data))
+        if self._grew is None:
+            self.show(self._newest)
+        else:
+            self._grew()
+
+    def amend(self, **data: Any) -> None:
+        """The newest event, which nobody has seen, says this instead."""
+        assert self._newest > self._last
+        self._kept[-1] = msgspec.structs.replace(self._kept[-1], data=data)
+
+    def show(self, upto: int, *, is_end: bool = False) -> None:
+        """What has happened up to this number is written, and seen from now on. Never blocks."""
+        fresh, self._last = self.unseen, max(self._last, upto)
+        self._over = self._over or is_end
         if self._changed is not None:
             self._changed.set()
             self._changed = None
         if self._tell is not None:
-            self._tell(made)
+            for event in fresh:
+                if event.seq <= upto:
+                    self._tell(event)
 
     def after(self, seq: int, limit: int) -> Sequence[JobEvent]:
         """Events with a higher number, oldest first; a gap in the place of those that are gone."""
-        gone = self._last - len(self._kept)
+        seen = [event for event in self._since(seq) if event.seq <= self._last]
+        gone = min(self._kept[0].seq - 1 if self._kept else self._newest, self._last)
         if seq >= gone:
-            skipped = min(seq, self._last) - gone
-            return list(islice(self._kept, skipped, skipped + limit))
+            return seen[:limit]
         gap = JobEvent(seq=gone, event=GAP, at=self._kept[0].at, data=_missed(seq, gone))
-        return [gap, *islice(self._kept, limit - 1)]
+        return [gap, *seen[: limit - 1]]
+
+    def _since(self, seq: int) -> list[JobEvent]:
+        """Kept events after a number. From the new end, since whoever keeps up asks for the last few."""
+        found = list(takewhile(lambda event: event.seq > seq, reversed(self._kept)))
+        found.reverse()
+        return found
 
     async def wait_after(self, seq: int) -> None:
-        """Wait until there is an event with a higher number. The caller's scope bounds the wait."""
-        while self._last <= seq:
+        """Wait until an event with a higher number is seen, or none will be. The caller's scope bounds the wait."""
+        while self._last <= seq and not self._over:
             # Made by the first who waits: most jobs are followed by nobody.
             self._changed = trio.Event() if self._changed is None else self._changed
             await self._changed.wait()
@@ -92,6 +144,10 @@ class Feed:
             seq=self._last + 1, event=event.event, at=event.at, job_id=job_id, job_seq=event.seq, tenant=tenant,
             data=event.data,
         ))  # fmt: skip
+
+    def of_batch(self, tenant: str, event: str, **data: Any) -> None:
+        """A batch has an event; ``data`` says which batch."""
+        self._add(Event(seq=self._last + 1, event=event, at=self._clock.wall(), tenant=tenant, data=data))
 
     def of_daemon(self, event: str, **data: Any) -> None:
         """Something that is nobody's alone; admins see it."""

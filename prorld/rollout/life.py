@@ -1,6 +1,6 @@
 r"""The life of one job, top to bottom: one trio task from acceptance to the terminal event.
 
-    accept -> [INIT gate] init -> [RUN gate] run -> [EVAL gate] evaluate -> record -> tell
+    accept -> [INIT gate] init -> [RUN gate] run -> [EVAL gate] evaluate -> write -> tell
 
     queued -> initialising -> running -> evaluating -> done
        \___________\____________\__________\____-> done        (any end; a retry goes back to initialising)
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol, TypeVar
 
@@ -49,13 +49,17 @@ from prorld.handlers.grading import open_grading_sandbox, take_along
 from prorld.inference.contract import Turn
 from prorld.inference.session import ModelSession
 from prorld.kit.containment import contained
+from prorld.kit.last_words import LastWords
 from prorld.metrics import Metrics
 from prorld.rollout.clock import Clock
 from prorld.rollout.context import AttemptContext
+from prorld.rollout.document import empty_job, record_of, stored_job
 from prorld.rollout.entry import JobEntry
 from prorld.rollout.grading_hint import GradingHint
 from prorld.rollout.stages import Gates, StageTimedOut, TotalBudget, run_stage
 from prorld.sandbox.contract import SandboxRuntime, SandboxSpec
+from prorld.store.jobs import JobEnded, StoredJob
+from prorld.store.journal import Journal
 
 __all__ = ["ModelSource", "World", "attempt", "grade", "live"]
 
@@ -66,6 +70,8 @@ T = TypeVar("T")
 # Between two attempts: long enough for a restarted engine to listen again, short enough not to matter beside a rollout.
 RETRY_PAUSE_S = 0.5
 RETRY_PAUSE_MAX_S = 8.0
+# For the ends that are on their way to the disk when the daemon ends.
+LAST_WORD_S = 5.0
 
 
 def _nobody_listens(spec: SandboxSpec) -> None:
@@ -93,12 +99,17 @@ class World:
     boot_id: str
     verdicts: Mapping[OutcomeKind, Verdict]
     metrics: Metrics
+    journal: Journal
+    last_words: LastWords = field(default_factory=partial(LastWords, LAST_WORD_S))
     # Told which sandbox a job will soon want; whoever makes sandboxes may then have one ready.
     expect: Callable[[SandboxSpec], None] = _nobody_listens
 
 
-async def live(entry: JobEntry, world: World, tell: Callable[[JobEntry], None]) -> None:
-    """One job. Whatever happens, it ends here, once, after everything it held is gone."""
+async def live(entry: JobEntry, world: World, tell: Callable[[JobEntry, StoredJob], None]) -> None:
+    """One job. Whatever happens, it ends here, once, after everything it held is gone.
+
+    Only when the daemon ends before the job does, nothing is told: the job goes on in the next life of the daemon.
+    """
     outcome: Outcome | None = None
     with structlog.contextvars.bound_contextvars(job_id=entry.spec.job_id, handler=entry.spec.handler):
         try:
@@ -109,25 +120,48 @@ async def live(entry: JobEntry, world: World, tell: Callable[[JobEntry], None]) 
             outcome = outcome_of_error(_leading(group), entry.stage)
             log.exception("job.crashed", exc_info=group)
         finally:
-            if outcome is None:
-                outcome = _interrupted(entry)
-            entry.ends(outcome, verdict_of(outcome, graded=entry.grade is not None, table=world.verdicts))
-            tell(entry)
+            outcome = outcome or _interrupted(entry)
+            if outcome is not None:
+                await _end(entry, world, outcome, tell)  # noqa: ASYNC102  (what it awaits, it shields)
+
+
+async def _end(entry: JobEntry, world: World, outcome: Outcome, tell: Callable[[JobEntry, StoredJob], None]) -> None:
+    """The end of a job: on the disk first, then told. A disk that refuses it holds up this job alone.
+
+    Where the daemon ends before it is written, it was told to nobody, and the job runs again at the next start.
+    """
+    entry.ends(outcome, verdict_of(outcome, graded=entry.grade is not None, table=world.verdicts))
+    with world.last_words.shield() as scope:
+        try:
+            stored = stored_job(entry)
+            await world.journal.owe(JobEnded(serial=entry.serial, record=record_of(stored), stored=stored))
+        except Exception as exc:
+            log.exception("job.unkept", exc_info=exc)
+            entry.is_unkept(chain(exc))
+            stored = empty_job(entry)
+            await world.journal.owe(  # noqa: ASYNC102  (a shield, with a deadline once the daemon ends)
+                JobEnded(serial=entry.serial, record=record_of(stored), stored=stored)
+            )
+    if not scope.cancelled_caught:
+        entry.is_told()
+        tell(entry, stored)
 
 
 async def _attempts(entry: JobEntry, world: World) -> Outcome:
     """Try until an outcome stands: infrastructure failures are tried again, and every try is kept."""
-    n, budget = 1, TotalBudget(entry.spec.timeouts)
+    if entry.doom is not None:
+        await trio.lowlevel.checkpoint()
+        return entry.doom
+    budget = TotalBudget(entry.spec.timeouts)
     while True:
-        entry.attempt_begins(n)
+        n, tries = entry.attempt_begins(), entry.tries + 1
         outcome = await attempt(entry, world, n, partial(_stages, entry, world, budget))
-        if not should_retry(outcome, n, entry.spec.max_attempts):
+        if not should_retry(outcome, tries, entry.spec.max_attempts):
             return outcome
         entry.attempt_ends(outcome)
         world.metrics.job_retried(outcome.kind.value)
         log.info("attempt.failed", attempt=n, outcome=outcome.kind.value, code=outcome.code, message=outcome.message)
-        await trio.sleep(min(RETRY_PAUSE_MAX_S, RETRY_PAUSE_S * 2 ** (n - 1)))
-        n += 1
+        await trio.sleep(min(RETRY_PAUSE_MAX_S, RETRY_PAUSE_S * 2 ** (tries - 1)))
 
 
 async def attempt(
@@ -262,12 +296,13 @@ def _sound(result: object, stage: Stage, returns: type[T]) -> T:
     # What a handler hands from RUN to EVAL is its own affair; the rest is read by others.
     told = msgspec.structs.replace(result, data={}) if isinstance(result, RunResult) else result
     try:
-        msgspec.json.decode(msgspec.json.encode(told), type=returns)
+        plain = msgspec.json.decode(msgspec.json.encode(told), type=returns)
     except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as exc:
         raise wrong(
             f"{stage} returned a {returns.__name__} that can't be told: {chain(exc)}", code="wrong_result"
         ) from exc
-    return result
+    # A grade is read as it will be read from the disk, where 1 is 1.0; what EVAL gets of RUN stays the handler's own.
+    return plain if isinstance(plain, Grade) else result
 
 
 def _is_infrastructure(exc: BaseException) -> bool:
@@ -277,11 +312,14 @@ def _is_infrastructure(exc: BaseException) -> bool:
     return isinstance(exc, (BackendError, RendererError, SandboxError, Stale))
 
 
-def _interrupted(entry: JobEntry) -> Outcome:
-    """The outcome of a job whose scope was cancelled. A grade that was given before that stands."""
+def _interrupted(entry: JobEntry) -> Outcome | None:
+    """The outcome of a job whose scope was cancelled; none where it is the daemon that ends.
+
+    A grade that was given before that stands.
+    """
     if entry.grade is not None and entry.stop is not None:
         return outcome_of_stop(entry.stop)
-    return cancelled(entry.cancel_reason or "the daemon is shutting down", entry.stage)
+    return None if entry.cancel_reason is None else cancelled(entry.cancel_reason, entry.stage)
 
 
 def _leading(group: BaseExceptionGroup[Exception]) -> Exception:

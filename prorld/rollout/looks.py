@@ -9,17 +9,17 @@ from collections.abc import Collection
 
 import trio
 
-from prorld.domain.job import JobState
 from prorld.domain.scoring import Tolerance
 from prorld.domain.versions import PolicyVersion
-from prorld.errors import Conflict, Overloaded
+from prorld.errors import Overloaded
+from prorld.handlers.registry import Registry
 from prorld.inference.rescoring import Scorer
 from prorld.kit.lanes import Lane
-from prorld.rollout.entry import JobEntry
 from prorld.rollout.life import World
 from prorld.rollout.reevaluation import Reevaluator
 from prorld.rollout.supervisor import Supervisor
 from prorld.rollout.verification import INLINE_TOKENS_MAX, Rescorer, verify_rollout
+from prorld.store.jobs import StoredJob
 from prorld.wire.looks import ReevaluateJob, Reevaluation, ReevaluationPage, VerifyAnswer
 
 __all__ = ["TOLERANCE", "Looks"]
@@ -36,13 +36,19 @@ class Looks:
     """Implements ``prorld.rollout.service.LooksService``; ``run`` is the actor of the reevaluations."""
 
     def __init__(
-        self, world: World, supervisor: Supervisor, scorer: Scorer, *, tolerance: Tolerance = TOLERANCE
+        self,
+        world: World,
+        supervisor: Supervisor,
+        handlers: Registry,
+        scorer: Scorer,
+        *,
+        tolerance: Tolerance = TOLERANCE,
     ) -> None:
         self._scorer = scorer
         self._tolerance = tolerance
-        self._find = supervisor.find
+        self._stored = supervisor.stored
         self._rescoring = 0
-        self._reevaluator = Reevaluator(world, supervisor.find, lambda: supervisor.draining)
+        self._reevaluator = Reevaluator(world, supervisor, handlers, lambda: supervisor.draining)
         self._lane = Lane("verify", VERIFY_THREADS)
         self._rescorer = Rescorer(scorer, self._lane)
 
@@ -63,11 +69,9 @@ class Looks:
 
         With ``rescore`` engines say again what every sampled token scores. Slow, and bounded by a deadline of its own.
         """
-        entry = self._find(job_id, tenant)
-        if entry.state is not JobState.DONE:
-            raise Conflict(f"job {job_id} is {entry.state}; it can be verified when it is done", code="not_done")
-        served = self._scorer.served(entry.spec.policy)
-        answer = await self._verified(entry, served)
+        stored = await self._stored(job_id, tenant, "it can be verified when it is done")
+        served = self._scorer.served(stored.spec.policy)
+        answer = await self._verified(stored, served)
         if not rescore:
             return answer
         if self._rescoring >= RESCORES_ASKED_MAX:
@@ -79,34 +83,33 @@ class Looks:
         )
         self._rescoring += 1
         try:
-            return await self._rescorer.rescored(entry, answer, allowed)
+            return await self._rescorer.rescored(stored, answer, allowed)
         finally:
             self._rescoring -= 1
 
-    async def _verified(self, entry: JobEntry, served: Collection[PolicyVersion | None]) -> VerifyAnswer:
-        branches = () if entry.session is None else entry.session.branches
-        if sum(len(branch) for branch in branches) <= INLINE_TOKENS_MAX:
+    async def _verified(self, stored: StoredJob, served: Collection[PolicyVersion | None]) -> VerifyAnswer:
+        if sum(len(branch.mask) for branch in stored.trajectory.branches) <= INLINE_TOKENS_MAX:
             await trio.lowlevel.checkpoint()
-            return verify_rollout(entry, served)
+            return verify_rollout(stored, served)
         # It only reads what no longer changes, so a caller that leaves need not wait for it.
-        return await self._lane.run(verify_rollout, entry, served, abandon_on_cancel=True)
+        return await self._lane.run(verify_rollout, stored, served, abandon_on_cancel=True)
 
     async def reevaluate(self, job_id: str, tenant: str | None, request: ReevaluateJob) -> Reevaluation:
         """Score a stored rollout again, into a record of its own."""
         return await self._reevaluator.begin(job_id, tenant, request)
 
-    def reevaluations(self, job_id: str, tenant: str | None) -> ReevaluationPage:
+    async def reevaluations(self, job_id: str, tenant: str | None) -> ReevaluationPage:
         """All that are kept of a job, newest first."""
-        return self._reevaluator.page(job_id, tenant)
+        return await self._reevaluator.page(job_id, tenant)
 
-    def reevaluation(self, job_id: str, tenant: str | None, n: int) -> Reevaluation:
+    async def reevaluation(self, job_id: str, tenant: str | None, n: int) -> Reevaluation:
         """One of them now."""
-        return self._reevaluator.get(job_id, tenant, n)
+        return await self._reevaluator.get(job_id, tenant, n)
 
     async def wait_reevaluation(self, job_id: str, tenant: str | None, n: int) -> Reevaluation:
         """The record once it has ended. The caller's scope bounds the wait."""
         return await self._reevaluator.wait_done(job_id, tenant, n)
 
-    def cancel_reevaluation(self, job_id: str, tenant: str | None, n: int, reason: str) -> Reevaluation:
+    async def cancel_reevaluation(self, job_id: str, tenant: str | None, n: int, reason: str) -> Reevaluation:
         """Begin its end; one that has ended stays as it is."""
-        return self._reevaluator.cancel(job_id, tenant, n, reason)
+        return await self._reevaluator.cancel(job_id, tenant, n, reason)

@@ -11,13 +11,13 @@ __all__ = ["Accepted", "Ping", "Submit", "SupervisorLimits"]
 
 
 class SupervisorLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Bounds of the book."""
+    """Bounds of the book; ``results_*`` are those of the ended jobs that are in memory beside the disk."""
 
     jobs_max: int = 10_000
     accepted_bytes_max: int = 1 << 30
     mailbox_size: int = 1024
     results_max_count: int = 10_000
-    results_max_bytes: int = 1 << 30
+    results_max_bytes: int = 256 << 20
 
 
 class Accepted(msgspec.Struct, frozen=True):
@@ -28,7 +28,7 @@ class Accepted(msgspec.Struct, frozen=True):
 
 
 class Submit(msgspec.Struct, frozen=True):
-    """A submit on its way to the supervisor."""
+    """A submit on its way to the supervisor. ``size_bytes`` are those of the body."""
 
     request: SubmitJob
     tenant: str

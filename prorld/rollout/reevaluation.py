@@ -1,31 +1,34 @@
 """Scoring stored rollouts again: through the EVAL gate, into records of their own.
 
 It works on a shadow of the job, so that nothing which was delivered changes: neither record, trajectory nor events. It
-is an actor: requests come through its mailbox, each reevaluation is a task in its nursery. What it keeps of a job is
-forgotten with the job.
+is an actor: requests come through its mailbox, each reevaluation is a task in its nursery. What it has found is kept in
+memory, of so many jobs, and ends with the daemon.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Final
-from weakref import WeakKeyDictionary
+from typing import Final, Protocol
 
 import msgspec
 import structlog
 import trio
 
-from prorld.domain.job import JobState
+from prorld.domain.job import JobSpec, JobState
 from prorld.domain.outcome import Outcome, cancelled, outcome_of_error, outcome_of_stop
-from prorld.errors import Conflict, Forgotten, NotFound, Overloaded, TooMany
+from prorld.errors import Conflict, Forgotten, NotFound, Overloaded, RequestError, TooMany
 from prorld.handlers.base import RunResult
+from prorld.handlers.registry import AnyHandler, Registry, accept
 from prorld.kit.mailbox import Mailbox, MailboxClosed, Reply
+from prorld.rollout.clock import Clock
 from prorld.rollout.context import AttemptContext
 from prorld.rollout.document import step_rewards
 from prorld.rollout.entry import JobEntry
 from prorld.rollout.life import World, attempt, grade
 from prorld.rollout.stages import TotalBudget
+from prorld.store.jobs import StoredJob
+from prorld.wire.jobs import JobRecord
 from prorld.wire.looks import ReevaluateJob, Reevaluation, ReevaluationPage, ReevaluationState
 
 __all__ = ["Reevaluator"]
@@ -33,30 +36,59 @@ __all__ = ["Reevaluator"]
 log = structlog.get_logger("prorld.rollout")
 
 KEPT_PER_JOB_MAX: Final = 32
+JOBS_KEPT_MAX: Final = 4096
 LIVE_PER_TENANT_MAX: Final = 256
 MAILBOX_SIZE: Final = 256
 RETRY_AFTER_S: Final = 5.0
 
 
+class Jobs(Protocol):
+    """Where jobs are found; ``supervisor.Supervisor`` is one."""
+
+    async def get(self, job_id: str, tenant: str | None) -> JobRecord:
+        """A job's record now."""
+        ...
+
+    async def stored(self, job_id: str, tenant: str | None, otherwise: str) -> StoredJob:
+        """All of a job that is done; ``Conflict`` with these words where it is not."""
+        ...
+
+
+class _Subject(msgspec.Struct, frozen=True):
+    """A job that can be scored again: what is kept of it, and the handler that scores it."""
+
+    stored: StoredJob
+    handler: AnyHandler
+    instance: msgspec.Struct
+
+    @property
+    def spec(self) -> JobSpec:
+        return self.stored.spec
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.spec.tenant, self.spec.job_id
+
+
 class _Begin(msgspec.Struct, frozen=True):
-    entry: JobEntry
+    subject: _Subject
     request: ReevaluateJob
     reply: Reply[Reevaluation]
 
 
 class _Look:
-    """One reevaluation. ``shadow`` is what the handler works on; the entry it belongs to is only read."""
+    """One reevaluation. ``shadow`` is what the handler works on; the job it belongs to is only read."""
 
-    def __init__(self, entry: JobEntry, n: int, result: RunResult, request: ReevaluateJob) -> None:
+    def __init__(self, subject: _Subject, n: int, request: ReevaluateJob, clock: Clock, serial: int) -> None:
         self.n = n
-        self.entry = entry
-        self.result = result
+        self.subject = subject
+        self.clock = clock
         self.reason = request.reason
         self.done = trio.Event()
-        self.created_at = entry.clock.wall()
+        self.created_at = clock.wall()
         self.ended_at: str | None = None
         self.outcome: Outcome | None = None
-        self.shadow = _shadow(entry, request)
+        self.shadow = _shadow(subject, request, clock, serial)
 
     @property
     def state(self) -> ReevaluationState:
@@ -66,21 +98,23 @@ class _Look:
 
     def end(self, outcome: Outcome) -> None:
         self.outcome = outcome
-        self.ended_at = self.entry.clock.wall()
+        self.ended_at = self.clock.wall()
         self.done.set()
 
     def record(self) -> Reevaluation:
         given, timing = self.shadow.grade, self.shadow.timing
+        document = self.subject.stored.trajectory
+        branches = ((branch.branch, branch.segments) for branch in document.branches)
         return Reevaluation(
             n=self.n,
-            job_id=self.entry.spec.job_id,
-            tenant=self.entry.spec.tenant,
+            job_id=self.subject.spec.job_id,
+            tenant=self.subject.spec.tenant,
             state=self.state,
             reason=self.reason,
             outcome=self.outcome,
             reward=None if given is None else given.reward,
             reward_parts={} if given is None else given.parts,
-            step_rewards=step_rewards(given, self.shadow.session),
+            step_rewards=step_rewards(given, branches, document.calls),
             queue_eval_s=timing.queue_eval_s,
             eval_s=timing.eval_s,
             created_at=self.created_at,
@@ -89,17 +123,18 @@ class _Look:
 
 
 class Reevaluator:
-    """Reevaluations of all jobs. ``find`` gives the job that a caller means, or raises; ``run`` is the actor."""
+    """Reevaluations of all jobs. ``jobs`` finds the one that a caller means; ``run`` is the actor."""
 
-    def __init__(
-        self, world: World, find: Callable[[str, str | None], JobEntry], is_draining: Callable[[], bool]
-    ) -> None:
+    def __init__(self, world: World, jobs: Jobs, handlers: Registry, is_draining: Callable[[], bool]) -> None:
         self._world = world
-        self._find = find
+        self._jobs = jobs
+        self._handlers = handlers
         self._is_draining = is_draining
         self._mailbox: Mailbox[_Begin] = Mailbox("reevaluator", MAILBOX_SIZE)
-        self._looks: WeakKeyDictionary[JobEntry, list[_Look]] = WeakKeyDictionary()
+        # By tenant and id, the job that was scored again last at the end.
+        self._looks: dict[tuple[str, str], list[_Look]] = {}
         self._live: set[_Look] = set()
+        self._begun = 0
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Begin reevaluations until cancelled."""
@@ -114,9 +149,10 @@ class Reevaluator:
 
     async def begin(self, job_id: str, tenant: str | None, request: ReevaluateJob) -> Reevaluation:
         """Score a stored rollout again. Raises ``Conflict`` where there is nothing that could be scored."""
-        entry = self._find(job_id, tenant)
+        stored = await self._jobs.stored(job_id, tenant, "it can be scored again when it is done")
+        subject = _scorable(stored, self._handlers)
         try:
-            return await self._mailbox.ask(partial(_Begin, entry, request))
+            return await self._mailbox.ask(partial(_Begin, subject, request))
         except MailboxClosed as exc:
             raise self._refuse() from exc
 
@@ -124,21 +160,31 @@ class Reevaluator:
         return Overloaded("the daemon is draining", retry_after_s=RETRY_AFTER_S, code="draining")
 
     def _begin(self, message: _Begin, nursery: trio.Nursery) -> Reevaluation:
-        entry = message.entry
-        result = _scorable(entry)
+        subject = message.subject
+        job_id, tenant = subject.spec.job_id, subject.spec.tenant
         if self._is_draining():
             raise self._refuse()
-        looks = self._looks.setdefault(entry, [])
+        looks = self._looks.pop(subject.key, [])
+        self._looks[subject.key] = looks
         if looks and looks[-1] in self._live:
-            raise Conflict(f"reevaluation {looks[-1].n} of {entry.spec.job_id} has not ended", code="reevaluating")
-        if sum(look.entry.spec.tenant == entry.spec.tenant for look in self._live) >= LIVE_PER_TENANT_MAX:
+            raise Conflict(f"reevaluation {looks[-1].n} of {job_id} has not ended", code="reevaluating")
+        if sum(look.subject.spec.tenant == tenant for look in self._live) >= LIVE_PER_TENANT_MAX:
             raise TooMany(f"{LIVE_PER_TENANT_MAX} reevaluations have not ended", retry_after_s=RETRY_AFTER_S)
-        look = _Look(entry, looks[-1].n + 1 if looks else 1, result, message.request)
+        self._begun += 1
+        look = _Look(subject, looks[-1].n + 1 if looks else 1, message.request, self._world.clock, -self._begun)
         looks.append(look)
         del looks[:-KEPT_PER_JOB_MAX]
+        self._forget_oldest()
         self._live.add(look)
-        nursery.start_soon(self._look, look, name=f"reevaluation {look.n} of {entry.spec.job_id}")
+        nursery.start_soon(self._look, look, name=f"reevaluation {look.n} of {job_id}")
         return look.record()
+
+    def _forget_oldest(self) -> None:
+        """What is kept of more jobs than the bound goes, but for what has not ended."""
+        surplus = len(self._looks) - JOBS_KEPT_MAX
+        for key in list(self._looks)[: max(0, surplus)]:
+            if not self._live.intersection(self._looks[key]):
+                del self._looks[key]
 
     async def _look(self, look: _Look) -> None:
         outcome: Outcome | None = None
@@ -155,13 +201,19 @@ class Reevaluator:
             self._live.discard(look)
 
     async def _score(self, look: _Look, job: AttemptContext) -> Outcome:
-        shadow = look.shadow
-        shadow.grade = await grade(shadow, self._world, job, TotalBudget(shadow.spec.timeouts), look.result)
+        shadow, stored = look.shadow, look.subject.stored
+        assert stored.stop is not None
+        result = RunResult(stop=stored.stop, answer=stored.answer, data=dict(stored.data))
+        shadow.grade = await grade(shadow, self._world, job, TotalBudget(shadow.spec.timeouts), result)
         await job.close_sandbox()
-        return outcome_of_stop(look.result.stop)
+        return outcome_of_stop(stored.stop)
 
-    def _of(self, job_id: str, tenant: str | None, n: int) -> _Look:
-        looks = self._looks.get(self._find(job_id, tenant), [])
+    async def _all_of(self, job_id: str, tenant: str | None) -> list[_Look]:
+        record = await self._jobs.get(job_id, tenant)
+        return self._looks.get((record.tenant, record.job_id), [])
+
+    async def _of(self, job_id: str, tenant: str | None, n: int) -> _Look:
+        looks = await self._all_of(job_id, tenant)
         for look in looks:
             if look.n == n:
                 return look
@@ -169,55 +221,63 @@ class Reevaluator:
             raise Forgotten(f"reevaluation {n} of {job_id} is forgotten")
         raise NotFound(f"job {job_id} has no reevaluation {n}", code="unknown_reevaluation")
 
-    def get(self, job_id: str, tenant: str | None, n: int) -> Reevaluation:
+    async def get(self, job_id: str, tenant: str | None, n: int) -> Reevaluation:
         """One record now."""
-        return self._of(job_id, tenant, n).record()
+        return (await self._of(job_id, tenant, n)).record()
 
     async def wait_done(self, job_id: str, tenant: str | None, n: int) -> Reevaluation:
         """The record once it has ended. The caller's scope bounds the wait."""
-        look = self._of(job_id, tenant, n)
+        look = await self._of(job_id, tenant, n)
         await look.done.wait()
         return look.record()
 
-    def page(self, job_id: str, tenant: str | None) -> ReevaluationPage:
+    async def page(self, job_id: str, tenant: str | None) -> ReevaluationPage:
         """All that are kept of a job, newest first."""
-        looks = self._looks.get(self._find(job_id, tenant), [])
+        looks = await self._all_of(job_id, tenant)
         return ReevaluationPage(items=[look.record() for look in reversed(looks)])
 
-    def cancel(self, job_id: str, tenant: str | None, n: int, reason: str) -> Reevaluation:
+    async def cancel(self, job_id: str, tenant: str | None, n: int, reason: str) -> Reevaluation:
         """Begin its end; one that has ended stays as it is."""
-        look = self._of(job_id, tenant, n)
+        look = await self._of(job_id, tenant, n)
         if look in self._live:
             look.shadow.cancel_reason = look.shadow.cancel_reason or reason
             look.shadow.scope.cancel(reason)
         return look.record()
 
 
-def _scorable(entry: JobEntry) -> RunResult:
-    """What the grader looks at; ``Conflict`` where there is none, or its sandbox is gone."""
-    job_id = entry.spec.job_id
-    if entry.state is not JobState.DONE:
-        raise Conflict(f"job {job_id} is {entry.state}; it can be scored again when it is done", code="not_done")
-    if entry.result is None or entry.session is None:
-        raise Conflict(f"job {job_id} never came as far as its grader", code="nothing_to_score")
+def _scorable(stored: StoredJob, handlers: Registry) -> _Subject:
+    """The job with its grader; ``Conflict`` where there is nothing to look at, or its sandbox is gone."""
+    spec = stored.spec
+    if stored.stop is None:
+        raise Conflict(f"job {spec.job_id} never came as far as its grader", code="nothing_to_score")
+    if not stored.can_grade:
+        message = f"what {spec.handler} left for its grader could not be kept: RunResult.data has to be plain"
+        raise Conflict(message, code="data_not_kept")
+    try:
+        handler = handlers.get(spec.handler)
+        instance = accept(handler, spec.instance, spec.agent)
+    except RequestError as exc:
+        raise Conflict(f"it can't be scored again: {exc.message}", code=exc.stable_code) from exc
     # In a grading sandbox it can be done again: what was carried over is kept with the job.
-    if entry.handler.grades_in_sandbox and entry.handler.grading_sandbox(entry.instance) is None:
-        message = f"{entry.spec.handler} grades inside the rollout's sandbox, and that is gone"
+    if handler.grades_in_sandbox and handler.grading_sandbox(instance) is None:
+        message = f"{spec.handler} grades inside the rollout's sandbox, and that is gone"
         raise Conflict(message, code="sandbox_gone")
-    return entry.result
+    return _Subject(stored, handler, instance)
 
 
-def _shadow(entry: JobEntry, request: ReevaluateJob) -> JobEntry:
-    """The job as it was when it came to EVAL, with events, times and grade of its own."""
+def _shadow(subject: _Subject, request: ReevaluateJob, clock: Clock, serial: int) -> JobEntry:
+    """The job as it was when it came to EVAL, with events, times and grade of its own.
+
+    Its sandboxes are named by ``serial``, which no job and no other shadow has.
+    """
+    stored = subject.stored
     timeouts = msgspec.structs.replace(
-        entry.spec.timeouts, total_s=None, eval_s=request.eval_s or entry.spec.timeouts.eval_s
+        stored.spec.timeouts, total_s=None, eval_s=request.eval_s or stored.spec.timeouts.eval_s
     )
-    spec = msgspec.structs.replace(entry.spec, timeouts=timeouts)
-    shadow = JobEntry(
-        spec, entry.handler, entry.instance, serial=entry.serial, digest=entry.digest, size_bytes=0, clock=entry.clock
-    )
+    spec = msgspec.structs.replace(stored.spec, timeouts=timeouts)
+    shadow = JobEntry(spec, subject.handler, subject.instance, serial=serial, digest="", size_bytes=0, clock=clock)
     shadow.state = JobState.RUNNING
-    shadow.attempts = list(entry.attempts)
-    shadow.session = entry.session
-    shadow.carried = entry.carried
+    shadow.attempts = list(stored.trajectory.job.attempts)
+    shadow.past = stored.transcript
+    shadow.carried = stored.carried
     return shadow

@@ -9,13 +9,25 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from prorld.domain.job import JobState
+from prorld.wire.batches import (
+    AckAnswer,
+    AckBatch,
+    AppendAnswer,
+    AppendInstances,
+    BatchEvent,
+    BatchGroupPage,
+    BatchPage,
+    BatchRecord,
+    PackedBatchGroupPage,
+    SubmitBatch,
+)
 from prorld.wire.events import Event, JobEvent
 from prorld.wire.jobs import JobPage, JobRecord, SubmitJob
 from prorld.wire.looks import ReevaluateJob, Reevaluation, ReevaluationPage, VerifyAnswer
 from prorld.wire.ops import Stages, StagesPatch
 from prorld.wire.trajectory import PackedTrajectory, Trajectory
 
-__all__ = ["FeedService", "LooksService", "RolloutService"]
+__all__ = ["BatchService", "FeedService", "JobEventService", "LooksService", "RolloutService"]
 
 
 class FeedService(Protocol):
@@ -32,6 +44,28 @@ class FeedService(Protocol):
 
     async def wait_after(self, seq: int, tenant: str | None) -> None:
         """Wait until ``after`` has something to give. The caller's scope bounds the wait."""
+        ...
+
+
+class JobEventService(Protocol):
+    """The events of one job. None is seen before it is on the disk."""
+
+    @property
+    def last(self) -> int:
+        """The highest sequence number so far."""
+        ...
+
+    @property
+    def is_over(self) -> bool:
+        """Whether there will be no other one."""
+        ...
+
+    def after(self, seq: int, limit: int) -> Sequence[JobEvent]:
+        """Events with a higher number, oldest first; a gap in the place of those that are gone."""
+        ...
+
+    async def wait_after(self, seq: int) -> None:
+        """Wait until there is one with a higher number, or there will be none. The caller's scope bounds the wait."""
         ...
 
 
@@ -57,11 +91,11 @@ class LooksService(Protocol):
         """Score a stored rollout again, into a record of its own; ``Conflict`` where nothing can be scored."""
         ...
 
-    def reevaluations(self, job_id: str, tenant: str | None) -> ReevaluationPage:
+    async def reevaluations(self, job_id: str, tenant: str | None) -> ReevaluationPage:
         """All that are kept of a job, newest first."""
         ...
 
-    def reevaluation(self, job_id: str, tenant: str | None, n: int) -> Reevaluation:
+    async def reevaluation(self, job_id: str, tenant: str | None, n: int) -> Reevaluation:
         """One of them now; ``NotFound`` or ``Forgotten``."""
         ...
 
@@ -69,7 +103,7 @@ class LooksService(Protocol):
         """The record once it has ended. The caller's scope bounds the wait."""
         ...
 
-    def cancel_reevaluation(self, job_id: str, tenant: str | None, n: int, reason: str) -> Reevaluation:
+    async def cancel_reevaluation(self, job_id: str, tenant: str | None, n: int, reason: str) -> Reevaluation:
         """Begin its end; one that has ended stays as it is."""
         ...
 
@@ -77,12 +111,14 @@ class LooksService(Protocol):
 class RolloutService(Protocol):
     """Jobs and stages."""
 
-    async def submit(self, request: SubmitJob, tenant: str, *, digest: str | None = None) -> tuple[JobRecord, bool]:
+    async def submit(
+        self, request: SubmitJob, tenant: str, *, digest: str | None = None, size_bytes: int | None = None
+    ) -> tuple[JobRecord, bool]:
         """Accept a job; the flag says whether it is new (201) or the same one again (200).
 
-        ``digest`` is a hash over the canonical form of the body as it was sent, before defaults.
-        Raises ``Overloaded`` (full or draining, nothing accepted), ``Conflict``, ``Forgotten``, ``Impossible``,
-        ``BadRequest``.
+        ``digest`` is a hash over the canonical form of the body as it was sent, before defaults; ``size_bytes`` its
+        length. Raises ``Overloaded`` (full, draining, or a disk that refuses: nothing accepted), ``Conflict``,
+        ``Forgotten``, ``Impossible``, ``BadRequest``.
         """
         ...
 
@@ -90,7 +126,7 @@ class RolloutService(Protocol):
         """Accept the same job once more, as ``submit``; ``Conflict`` where it lives or its group has ended."""
         ...
 
-    def get(self, job_id: str, tenant: str | None) -> JobRecord:
+    async def get(self, job_id: str, tenant: str | None) -> JobRecord:
         """A job's record now; ``NotFound`` or ``Forgotten``."""
         ...
 
@@ -98,7 +134,7 @@ class RolloutService(Protocol):
         """The record once the job is done. The caller's scope bounds the wait and may be cancelled at any time."""
         ...
 
-    def list(
+    async def list(
         self,
         tenant: str | None,
         *,
@@ -111,8 +147,8 @@ class RolloutService(Protocol):
         """Jobs, newest first."""
         ...
 
-    def cancel(self, job_id: str, tenant: str | None, reason: str) -> JobRecord:
-        """Begin the end of a job; answers at once. A job that is done stays as it is."""
+    async def cancel(self, job_id: str, tenant: str | None, reason: str) -> JobRecord:
+        """Begin the end of a job at once, and return when that is on the disk. A job that is done stays as it is."""
         ...
 
     async def cancel_many(
@@ -121,24 +157,16 @@ class RolloutService(Protocol):
         """The same for many in one sweep; how many are on their way out."""
         ...
 
-    def trajectory(self, job_id: str, tenant: str | None) -> Trajectory:
+    async def trajectory(self, job_id: str, tenant: str | None) -> Trajectory:
         """The trajectory of a job that is done; ``Conflict`` while it runs."""
         ...
 
-    def packed_trajectory(self, job_id: str, tenant: str | None) -> PackedTrajectory:
+    async def packed_trajectory(self, job_id: str, tenant: str | None) -> PackedTrajectory:
         """The same with packed arrays."""
         ...
 
-    def events(self, job_id: str, tenant: str | None, *, after: int = 0, limit: int = 1000) -> Sequence[JobEvent]:
-        """The job's events with a higher sequence number."""
-        ...
-
-    def newest_event(self, job_id: str, tenant: str | None) -> int:
-        """The highest sequence number of the job's events so far."""
-        ...
-
-    async def wait_event(self, job_id: str, tenant: str | None, *, after: int) -> None:
-        """Wait until the job has an event with a higher number, or is done. The caller's scope bounds the wait."""
+    async def follow(self, job_id: str, tenant: str | None) -> JobEventService:
+        """The job's events, those to come as well; good for as long as the caller holds it."""
         ...
 
     @property
@@ -177,4 +205,59 @@ class RolloutService(Protocol):
 
     async def wait_idle(self) -> None:
         """Wait until no accepted job is left."""
+        ...
+
+
+class BatchService(Protocol):
+    """Batches of groups. Every method answers with wire types or raises a ``RequestError``."""
+
+    async def submit(self, request: SubmitBatch, tenant: str, *, digest: str) -> tuple[BatchRecord, bool]:
+        """Accept a batch; same id and same digest is the same batch. The flag: whether it is new."""
+        ...
+
+    async def append(self, batch_id: str, tenant: str | None, request: AppendInstances) -> AppendAnswer:
+        """More prompts."""
+        ...
+
+    async def get(self, batch_id: str, tenant: str | None) -> BatchRecord:
+        """What is known of it now; ``NotFound`` or ``Forgotten``."""
+        ...
+
+    async def list(self, tenant: str | None, *, limit: int = 50, after: str | None = None) -> BatchPage:
+        """Batches, newest first."""
+        ...
+
+    async def events(self, batch_id: str, tenant: str | None, *, after: int, limit: int) -> Sequence[BatchEvent]:
+        """Events with a higher number, as far as they are on the disk."""
+        ...
+
+    async def groups(
+        self,
+        batch_id: str,
+        tenant: str | None,
+        *,
+        after: int,
+        limit: int,
+        max_bytes: int | None = None,
+        trajectories: bool = False,
+        instances: bool = False,
+        packed: bool = False,
+    ) -> BatchGroupPage | PackedBatchGroupPage:
+        """Accepted groups with a higher number, in order; at least one where there is one."""
+        ...
+
+    async def wait_news(self, batch_id: str, tenant: str | None, *, after: int, groups: bool = False) -> None:
+        """Wait for an event (or an accepted group) with a higher number, or the end. The caller's scope bounds it."""
+        ...
+
+    async def acknowledge(self, batch_id: str, tenant: str | None, request: AckBatch) -> AckAnswer:
+        """The trainer is done with what came up to a number."""
+        ...
+
+    async def cancel(self, batch_id: str, tenant: str | None, reason: str) -> BatchRecord:
+        """Begin its end; a batch that has ended stays as it is, and its leftovers go."""
+        ...
+
+    async def cancel_jobs(self, batch_id: str, tenant: str | None, reason: str) -> int:
+        """Begin the end of the jobs that a batch has now, and of those that it left; how many. The batch goes on."""
         ...

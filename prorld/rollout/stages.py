@@ -6,8 +6,8 @@ policy that is paused: the deadline stands still meanwhile.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import TypeVar
 
 import trio
@@ -41,10 +41,18 @@ class Gates:
     ``ahead`` jobs may be between the start of INIT and the start of RUN; waiting for that counts as waiting for INIT.
     """
 
-    def __init__(self, *, init: int, run: int, eval: int, ahead: int) -> None:  # noqa: A002  (the stage's name)
-        self._ahead = Gate("ahead", ahead)
+    def __init__(
+        self,
+        *,
+        init: int,
+        run: int,
+        eval: int,  # noqa: A002  (the stage's name)
+        ahead: int,
+        weights: Mapping[str, float] | None = None,
+    ) -> None:
+        self._ahead = Gate("ahead", ahead, weights)
         workers: dict[Stage, int] = {"init": init, "run": run, "eval": eval}
-        self._gates: dict[Stage, Gate] = {stage: Gate(stage, workers[stage]) for stage in STAGES}
+        self._gates: dict[Stage, Gate] = {stage: Gate(stage, workers[stage], weights) for stage in STAGES}
 
     def of(self, stage: Stage) -> Gate:
         """One gate."""
@@ -57,6 +65,11 @@ class Gates:
             if change is not None:
                 self._gates[stage].set_workers(change.workers)
 
+    def set_weights(self, weights: Mapping[str, float]) -> None:
+        """What tenants weigh, at once."""
+        for gate in (self._ahead, *self._gates.values()):
+            gate.set_weights(weights)
+
     def status(self) -> Stages:
         """How full they are."""
         return Stages(init=self._status("init"), run=self._status("run"), eval=self._status("eval"))
@@ -67,7 +80,7 @@ class Gates:
         asked = trio.current_time()
         entry.waits_for("init")
         async with AsyncExitStack() as place:
-            await place.enter_async_context(self._ahead.enter(priority=entry.spec.priority, tenant=entry.spec.tenant))
+            await place.enter_async_context(_enter(self._ahead, entry))
             entry.timing.queued("init", trio.current_time() - asked)
             yield place.aclose
 
@@ -75,6 +88,12 @@ class Gates:
         seen = self._gates[stage].statistics()
         held_back = self._ahead.statistics().waiting if stage == "init" else 0
         return StageStatus(workers=seen.workers, active=seen.active, waiting=seen.waiting + held_back)
+
+
+def _enter(gate: Gate, entry: JobEntry) -> AbstractAsyncContextManager[None]:
+    """A place for a job: the jobs of a batch share what their tenant has, as one, with its other batches and jobs."""
+    spec = entry.spec
+    return gate.enter(priority=spec.priority, tenant=spec.tenant, flow=spec.batch_id or "")
 
 
 class TotalBudget:
@@ -108,7 +127,7 @@ async def run_stage(
     """Wait at the gate, then do the work under the stage's deadline. Raises ``StageTimedOut``."""
     asked = trio.current_time()
     entry.waits_for(stage)
-    async with gates.of(stage).enter(priority=entry.spec.priority, tenant=entry.spec.tenant):
+    async with _enter(gates.of(stage), entry):
         began = trio.current_time()
         entry.timing.queued(stage, began - asked)
         entry.enters(stage)

@@ -1,16 +1,15 @@
-"""The supervisor: admission, the book of jobs, and the nursery in which every job lives.
+"""The supervisor: the nursery in which every job lives, and what the rooms above may ask of jobs.
 
-It is an actor: submits come through its bounded mailbox and are answered when the job is accepted. Reading the book and
-cancelling are single steps without an await; they are plain methods, so that neither can be refused because a queue is
-full. It never changes a job's state (``life`` does) and never waits for slow work.
+It is an actor: submits come through its bounded mailbox, and are answered when the journal has the job. Reading a live
+job and beginning the end of one are single steps, so that neither can be refused because a queue is full, nor waits
+behind one; only for an ended job the disk may be asked. It never changes a job's state (``life`` does).
 """
 
 from __future__ import annotations
 
 import hashlib
-import secrets
 from collections import Counter
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -20,20 +19,27 @@ import trio
 
 from prorld.domain.job import JobSpec, JobState
 from prorld.domain.outcome import STAGES, OutcomeKind
-from prorld.errors import Conflict, Impossible, Overloaded, RequestError
-from prorld.handlers.registry import Registry, accept
+from prorld.errors import Conflict, Overloaded
+from prorld.handlers.registry import Registry
 from prorld.kit.cleanup import shielded
 from prorld.kit.mailbox import Mailbox, MailboxClosed, Reply
+from prorld.rollout.acceptance import Acceptance, refuse_draining
+from prorld.rollout.archive import Archive, Ended
 from prorld.rollout.book import Book
-from prorld.rollout.document import packed_trajectory, trajectory
+from prorld.rollout.document import canonical, record_of
 from prorld.rollout.entry import JobEntry
-from prorld.rollout.events import Feed
+from prorld.rollout.events import EventLog, Feed
 from prorld.rollout.life import World, live
+from prorld.rollout.members import EndListener
 from prorld.rollout.messages import Accepted, Ping, Submit, SupervisorLimits
+from prorld.rollout.restore import restored
+from prorld.store.jobs import JobsCancelled, StoredJob, live_jobs, newest_serial
+from prorld.store.journal import Change
+from prorld.store.reader import Reader
 from prorld.wire.events import JobEvent
 from prorld.wire.jobs import JobPage, JobRecord, SubmitJob
 from prorld.wire.ops import Stages, StagesPatch
-from prorld.wire.trajectory import PackedTrajectory, Trajectory
+from prorld.wire.trajectory import PackedTrajectory, Trajectory, unpacked
 
 __all__ = ["Accepted", "Supervisor", "SupervisorLimits"]
 
@@ -42,14 +48,10 @@ log = structlog.get_logger("prorld.rollout")
 # Cancelling thousands of jobs at once stalls the loop for as long as all of them unwind; so many scopes per tick don't.
 CANCELS_PER_TICK = 50
 CANCEL_SWEEP_S_MAX = 30.0
-RETRY_AFTER_FULL_S = 1.0
-RETRY_AFTER_DRAIN_S = 10.0
-# What the clients of engines can capture beside tokens: nothing yet, so asking for it is refused and not ignored.
-CAPTURES: frozenset[str] = frozenset()
 
 
 class Supervisor:
-    """The book of jobs. ``run`` is the actor."""
+    """Jobs. ``run`` is the actor."""
 
     def __init__(
         self,
@@ -58,57 +60,108 @@ class Supervisor:
         *,
         policies: Container[str],
         limits: SupervisorLimits,
-        on_end: Callable[[JobEntry], None] | None = None,
+        reader: Reader,
     ) -> None:
-        """``policies`` may grow meanwhile. ``on_end`` is told of every job that ends; it may not block or raise."""
+        """``policies`` may grow meanwhile. ``reader`` reads the journal of the ``world``."""
         self._world = world
         self._handlers = handlers
         self._policies = policies
-        self._limits = limits
         self._mailbox: Mailbox[Submit | Ping] = Mailbox("supervisor", limits.mailbox_size)
-        self._book = Book(count_max=limits.results_max_count, bytes_max=limits.results_max_bytes)
+        self._book = Book()
+        self._archive = Archive(
+            self._book, reader, count_max=limits.results_max_count, bytes_max=limits.results_max_bytes
+        )
         self._feed = Feed(world.clock)
         self._outcomes: Counter[str] = Counter()
-        self._serial = 0
         self._draining = False
-        self._on_end = on_end
+        self._listeners: list[EndListener] = []
         self._idle = trio.Event()
-        self._idle.set()
+        self._nursery: trio.Nursery | None = None
+        self._acceptance = Acceptance(
+            world, handlers, self._book, self._archive, self._feed,
+            policies=policies, limits=limits, is_draining=lambda: self._draining, live=self._live,
+        )  # fmt: skip
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Accept and start jobs until cancelled; ends when every job has ended."""
+        """Let the jobs of the journal live again, then accept new ones, until cancelled.
+
+        What has not ended by then was told no end; it goes on in the next life of the daemon.
+        """
         async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            await self._restore(nursery)
             with self._mailbox.receive() as inbox:
                 task_status.started()
-                async for message in inbox:
-                    if isinstance(message, Ping):
-                        message.reply.answer(None)
-                    else:
-                        self._answer(message, nursery)
+                try:
+                    async for message in inbox:
+                        if isinstance(message, Ping):
+                            message.reply.answer(None)
+                        else:
+                            self._acceptance.receive(message, nursery)
+                finally:
+                    # Whoever is on the way to the disk learns what became of it before the mailbox closes.
+                    self._draining = True
+                    self._world.last_words.hurry()
+                    with self._world.last_words.shield():
+                        await self._acceptance.wait_settled()  # noqa: ASYNC102  (hurried: it has a deadline)
+
+    async def _restore(self, nursery: trio.Nursery) -> None:
+        journal = self._world.journal
+        await self._archive.open()
+        self._acceptance.go_on_after(await journal.read(newest_serial))
+        left = await journal.read(live_jobs)
+        for past in left:
+            spec = past.spec
+            tell = partial(self._feed.of_job, spec.tenant, spec.job_id)
+            entry = restored(past, self._world, self._handlers, self._policies, tell)
+            self._book.add(entry)
+            entry.resumes(self._world.boot_id)
+            nursery.start_soon(self._live, entry, name=f"job {spec.job_id}")
+            # One by one, so that they stand in line in the order in which they were accepted.
+            await trio.lowlevel.checkpoint()
+        if left:
+            log.info("jobs.restored", jobs=len(left))
+
+    async def _live(self, entry: JobEntry) -> None:
+        await live(entry, self._world, self._tell)
+
+    def _tell(self, entry: JobEntry, stored: StoredJob) -> None:
+        """The end of a job: out of the living, one canonical line in the log, and the word to who listens."""
+        self._book.end(entry)
+        self._archive.put(entry, stored)
+        record = record_of(stored)
+        if record.outcome is not None and record.verdict is not None:
+            kind = record.outcome.kind.value
+            self._outcomes[kind] += 1
+            self._world.metrics.job_ended(record.handler, outcome=kind, verdict=record.verdict.value)
+        if not self._book:
+            self._idle.set()
+            self._idle = trio.Event()
+        log.info("job.done", **canonical(record))
+        for listener in self._listeners:
+            listener(stored)
 
     async def ping(self) -> None:
         """Return when the actor has come round to it. ``Overloaded`` and ``MailboxClosed`` as for a submit."""
         await self._mailbox.ask(Ping)
 
-    def _answer(self, message: Submit, nursery: trio.Nursery) -> None:
-        try:
-            message.reply.answer(self._accept(message, nursery))
-        except Exception as exc:  # noqa: BLE001  (every error belongs to the asker; the actor goes on)
-            self._world.metrics.job_refused(exc.stable_code if isinstance(exc, RequestError) else "internal")
-            message.reply.fail(exc)
-
     # --- admission --------------------------------------------------------------------------------------------------
 
-    async def submit(self, request: SubmitJob, tenant: str, *, digest: str | None = None) -> tuple[JobRecord, bool]:
-        """Accept a job. ``digest`` stands for the body as it was sent: same id and same digest is the same job."""
-        body = msgspec.json.encode(request, order="deterministic")
-        words = digest or hashlib.sha256(body).hexdigest()
+    async def submit(
+        self, request: SubmitJob, tenant: str, *, digest: str | None = None, size_bytes: int | None = None
+    ) -> tuple[JobRecord, bool]:
+        """Accept a job. ``digest`` stands for the body as it was sent: same id and same digest is the same job.
 
-        return await self._ask(partial(Submit, request, tenant, words, len(body), None))
+        Where both are given, that of ``size_bytes``, too, nothing is encoded here.
+        """
+        if digest is None or size_bytes is None:
+            body = msgspec.json.encode(request, order="deterministic")
+            digest, size_bytes = digest or hashlib.sha256(body).hexdigest(), len(body)
+        return await self._ask(partial(Submit, request, tenant, digest, size_bytes, None))
 
     async def requeue(self, job_id: str, tenant: str | None, new_id: str | None) -> tuple[JobRecord, bool]:
         """Accept the same job once more, under a new id and for the same tenant."""
-        old = self._book.find(job_id, tenant).spec
+        old = (await self.stored(job_id, tenant, "it can be requeued when it is done")).spec
         fields: dict[str, Any] = {name: getattr(old, name) for name in SubmitJob.__struct_fields__}
         fields["job_id"] = new_id
         request = SubmitJob(**fields)
@@ -121,105 +174,56 @@ class Supervisor:
             accepted = await self._mailbox.ask(message)
         except MailboxClosed as exc:
             # What is accepted is answered first, so a question that is open at the end was not accepted.
-            raise self._refuse_draining() from exc
+            raise refuse_draining() from exc
         return accepted.record, accepted.is_new
 
-    def _accept(self, message: Submit, nursery: trio.Nursery) -> Accepted:
-        request, tenant = message.request, message.tenant
-        if request.job_id is not None:
-            known = self._book.known(request.job_id, tenant)
-            if known is not None and known.digest != message.digest:
-                raise Conflict(f"job {request.job_id} exists with another body", code="job_exists")
-            if known is not None:
-                return Accepted(known.record(), is_new=False)
-        if message.requeued_from is not None:
-            self._must_be_over(message.requeued_from, tenant)
-        if self._draining:
-            raise self._refuse_draining()
-        if self._book.live_count >= self._limits.jobs_max:
-            raise Overloaded(f"{self._book.live_count} jobs are accepted already", retry_after_s=RETRY_AFTER_FULL_S)
-        if self._book.live_bytes + message.size_bytes > self._limits.accepted_bytes_max:
-            raise Overloaded("the accepted jobs fill the memory set aside for them", retry_after_s=RETRY_AFTER_FULL_S)
-        entry = self._entry(message, self._spec(message))
-        self._book.add(entry)
-        self._idle = trio.Event() if self._idle.is_set() else self._idle
-        nursery.start_soon(live, entry, self._world, self._tell, name=f"job {entry.spec.job_id}")
-        self._world.metrics.job_accepted(entry.spec.handler)
-        # At debug: the one line at its end says it all, and each line costs as much as a stage.
-        log.debug("job.queued", job_id=entry.spec.job_id, handler=entry.spec.handler, tenant=tenant)
-        return Accepted(entry.record(), is_new=True)
+    def begin_only_if(self, must_begin: Callable[[JobSpec], None]) -> None:
+        """Ask this of every single job before it is accepted; it may raise ``Overloaded``."""
+        self._acceptance.must_begin = must_begin
 
-    def _must_be_over(self, job_id: str, tenant: str) -> None:
-        """``Conflict`` where a job can't be requeued: it lives, or the baseline of its group is settled."""
-        entry = self._book.find(job_id, tenant)
-        if entry.state is not JobState.DONE:
-            raise Conflict(f"job {job_id} is {entry.state}; it can be requeued when it is done", code="not_done")
-        group = entry.spec.group_id
-        if group is not None and not any(other.spec.group_id == group for other in self._book.live(tenant)):
-            raise Conflict(f"job {job_id} is of group {group}, and that has ended", code="group_ended")
+    # --- members of groups ------------------------------------------------------------------------------------------
 
-    def _refuse_draining(self) -> Overloaded:
-        return Overloaded("the daemon is draining", retry_after_s=RETRY_AFTER_DRAIN_S, code="draining")
+    async def start(self, specs: Sequence[JobSpec], *changes: Change) -> None:
+        """Accept these jobs, held until acknowledged, and let them run. One commit with ``changes``: all or nothing.
 
-    def _spec(self, message: Submit) -> JobSpec:
-        request = message.request
-        if request.policy not in self._policies:
-            raise Impossible(f"there is no policy {request.policy!r}", code="unknown_policy")
-        if request.callback_url is not None:
-            raise Impossible("callbacks are off: no callback address is allowed", code="callbacks_off")
-        for name in request.capture:
-            if name not in CAPTURES:
-                raise Impossible(f"can't capture {name!r}", code="unknown_capture")
-        fields: dict[str, Any] = {name: getattr(request, name) for name in request.__struct_fields__}
-        fields["job_id"] = request.job_id or f"j-{secrets.token_hex(8)}"
-        fields["handler"] = self._handlers.select(request.handler, request.instance).name
-        return JobSpec(**fields, tenant=message.tenant, requeued_from=message.requeued_from)
+        ``Overloaded`` when there is no room or the disk refuses; ``Conflict`` where one of the ids is taken.
+        """
+        if self._nursery is None:
+            raise AssertionError("the supervisor does not run")
+        await self._acceptance.accept_all(specs, changes, self._nursery)
 
-    def _entry(self, message: Submit, spec: JobSpec) -> JobEntry:
-        handler = self._handlers.get(spec.handler)
-        self._serial += 1
-        return JobEntry(
-            spec,
-            handler,
-            accept(handler, spec.instance, spec.agent),
-            serial=self._serial,
-            digest=message.digest,
-            size_bytes=message.size_bytes,
-            clock=self._world.clock,
-            tell=partial(self._feed.of_job, spec.tenant, spec.job_id),
-        )
+    def end(self, tenant: str, job_ids: Sequence[str], reason: str) -> None:
+        """Begin the end of these, so many per tick; those that are done stay as they are."""
+        found = [entry for job_id in job_ids if (entry := self._book.get(tenant, job_id)) is not None]
+        if found and self._nursery is not None:
+            self._nursery.start_soon(self._sweep, found, reason, name="cancelling members of groups")
 
-    def _tell(self, entry: JobEntry) -> None:
-        """The end of a job: out of the living, into the store, one canonical line in the log."""
-        self._book.end(entry)
-        record = entry.record()
-        if record.outcome is not None and record.verdict is not None:
-            kind = record.outcome.kind.value
-            self._outcomes[kind] += 1
-            self._world.metrics.job_ended(record.handler, outcome=kind, verdict=record.verdict.value)
-        if not self._book.live_count:
-            self._idle.set()
-        log.info("job.done", **_canonical(record))
-        if self._on_end is not None:
-            self._on_end(entry)
+    async def _sweep(self, chosen: Sequence[JobEntry], reason: str) -> None:
+        await self._begin_ends(chosen, reason)
+        await self._world.journal.owe(_promise(chosen, reason))
 
-    # --- the book ---------------------------------------------------------------------------------------------------
+    def room(self) -> int:
+        """How many more jobs may be accepted now."""
+        return self._acceptance.room()
 
-    def find(self, job_id: str, tenant: str | None) -> JobEntry:
-        """A job, for the rest of the room; ``NotFound`` or ``Forgotten``."""
-        return self._book.find(job_id, tenant)
+    def listen(self, listener: EndListener) -> None:
+        """Call it for every job that ends from now on."""
+        self._listeners.append(listener)
 
-    def get(self, job_id: str, tenant: str | None) -> JobRecord:
+    # --- looking ----------------------------------------------------------------------------------------------------
+
+    async def get(self, job_id: str, tenant: str | None) -> JobRecord:
         """A job's record now."""
-        return self._book.find(job_id, tenant).record()
+        return _record(await self._archive.find(job_id, tenant))
 
     async def wait_done(self, job_id: str, tenant: str | None) -> JobRecord:
         """The record once the job is done."""
-        entry = self._book.find(job_id, tenant)
-        await entry.done.wait()
-        return entry.record()
+        found = await self._archive.find(job_id, tenant)
+        if isinstance(found, JobEntry):
+            await found.done.wait()
+        return _record(found)
 
-    def list(
+    async def list(
         self,
         tenant: str | None,
         *,
@@ -230,35 +234,45 @@ class Supervisor:
         after: str | None = None,
     ) -> JobPage:
         """Jobs, newest first. ``after`` is the ``next`` of the page before."""
-        return self._book.page(tenant, state=state, handler=handler, group_id=group_id, limit=limit, after=after)
+        return await self._archive.page(
+            tenant, state=state, handler=handler, group_id=group_id, limit=limit, after=after
+        )
 
-    def trajectory(self, job_id: str, tenant: str | None) -> Trajectory:
+    def live_records(self, state: JobState, limit: int) -> Sequence[JobRecord]:
+        """Jobs of all tenants in one state that is not the last, oldest first: what is seen without the disk."""
+        found = (entry.record() for entry in self._book.live() if entry.state is state)
+        return [record for record, _ in zip(found, range(limit), strict=False)]
+
+    async def trajectory(self, job_id: str, tenant: str | None) -> Trajectory:
         """The trajectory of a job that is done."""
-        return trajectory(self._ended(job_id, tenant))
+        return unpacked(await self.packed_trajectory(job_id, tenant))
 
-    def packed_trajectory(self, job_id: str, tenant: str | None) -> PackedTrajectory:
+    async def packed_trajectory(self, job_id: str, tenant: str | None) -> PackedTrajectory:
         """The same with packed arrays."""
-        return packed_trajectory(self._ended(job_id, tenant))
+        return (await self.stored(job_id, tenant, "its trajectory is there when it is done")).trajectory
 
-    def _ended(self, job_id: str, tenant: str | None) -> JobEntry:
-        entry = self._book.find(job_id, tenant)
-        if entry.state is not JobState.DONE:
-            raise Conflict(f"job {job_id} is {entry.state}; its trajectory is there when it is done", code="not_done")
-        return entry
+    async def stored(self, job_id: str, tenant: str | None, otherwise: str) -> StoredJob:
+        """All of a job that is done; ``Conflict`` with these words where it is not."""
+        found = await self._archive.find(job_id, tenant)
+        if isinstance(found, JobEntry) and found.state is not JobState.DONE:
+            raise Conflict(f"job {job_id} is {found.state}; {otherwise}", code="not_done")
+        if isinstance(found, JobEntry):
+            found = await self._archive.find(job_id, found.spec.tenant)
+        assert isinstance(found, Ended)
+        return await self._archive.stored(found)
 
-    def events(self, job_id: str, tenant: str | None, *, after: int = 0, limit: int = 1000) -> Sequence[JobEvent]:
+    async def follow(self, job_id: str, tenant: str | None) -> EventLog:
+        """The job's events, those to come as well; what was found stays, also when the job is forgotten meanwhile."""
+        found = await self._archive.find(job_id, tenant)
+        if isinstance(found, JobEntry):
+            return found.events
+        past = EventLog(past=(await self._archive.stored(found)).events)
+        past.show(past.last, is_end=True)
+        return past
+
+    async def events(self, job_id: str, tenant: str | None, *, after: int = 0, limit: int = 1000) -> Sequence[JobEvent]:
         """The job's events with a higher sequence number."""
-        return self._book.find(job_id, tenant).events.after(after, limit)
-
-    def newest_event(self, job_id: str, tenant: str | None) -> int:
-        """The highest sequence number of the job's events so far."""
-        return self._book.find(job_id, tenant).events.last
-
-    async def wait_event(self, job_id: str, tenant: str | None, *, after: int) -> None:
-        """Wait until the job has an event with a higher number, or is done."""
-        entry = self._book.find(job_id, tenant)
-        if entry.state is not JobState.DONE:
-            await entry.events.wait_after(after)
+        return (await self.follow(job_id, tenant)).after(after, limit)
 
     @property
     def feed(self) -> Feed:
@@ -267,11 +281,13 @@ class Supervisor:
 
     # --- the end ----------------------------------------------------------------------------------------------------
 
-    def cancel(self, job_id: str, tenant: str | None, reason: str) -> JobRecord:
-        """Begin the end of a job."""
-        entry = self._book.find(job_id, tenant)
-        _cancel(entry, reason)
-        return entry.record()
+    async def cancel(self, job_id: str, tenant: str | None, reason: str) -> JobRecord:
+        """Begin the end of a job at once; returns when that is on the disk, too, so that a restart keeps to it."""
+        found = await self._archive.find(job_id, tenant)
+        if isinstance(found, JobEntry):
+            _cancel(found, reason)
+            await self._promise([found], reason)
+        return _record(found)
 
     async def cancel_many(
         self, tenant: str | None, *, job_ids: Sequence[str] | None, group_id: str | None, reason: str
@@ -283,6 +299,11 @@ class Supervisor:
             for entry in self._book.live(tenant)
             if (wanted is None or entry.spec.job_id in wanted) and (group_id is None or entry.spec.group_id == group_id)
         ]
+        await self._begin_ends(chosen, reason)
+        await self._promise(chosen, reason)
+        return len(chosen)
+
+    async def _begin_ends(self, chosen: Sequence[JobEntry], reason: str) -> None:
         for entry in chosen:
             entry.cancel_reason = entry.cancel_reason or reason
         with shielded(CANCEL_SWEEP_S_MAX, "cancelling many jobs"):
@@ -291,13 +312,26 @@ class Supervisor:
                 for entry in chosen[i : i + CANCELS_PER_TICK]:
                     _cancel(entry, reason)
                 await trio.lowlevel.checkpoint()
-        return len(chosen)
+
+    async def _promise(self, chosen: Sequence[JobEntry], reason: str) -> None:
+        """Write that they are to end. ``Overloaded`` where the disk refuses: they end now, and it should be known."""
+        if not chosen:
+            return
+        try:
+            await self._world.journal.commit(_promise(chosen, reason), grows=False)
+        except Overloaded as exc:
+            message = f"the end has begun, and could not be written; a restart may undo it: {exc.message}"
+            raise Overloaded(message, retry_after_s=exc.retry_after_s, code=exc.stable_code) from exc
+
+    def forget(self, jobs: Iterable[tuple[str, str]]) -> None:
+        """These ended jobs, by tenant and id, are not kept any more."""
+        self._archive.forget(jobs)
 
     def drain(self) -> None:
         """Refuse new jobs from now on; those accepted go on."""
         if not self._draining:
             self._draining = True
-            self._feed.of_daemon("daemon.draining", jobs=self._book.live_count)
+            self._feed.of_daemon("daemon.draining", jobs=len(self._book))
 
     @property
     def draining(self) -> bool:
@@ -307,12 +341,14 @@ class Supervisor:
     @property
     def is_idle(self) -> bool:
         """Whether no accepted job is left."""
-        return self._book.live_count == 0
+        return not self._book and not self._acceptance
 
     async def wait_idle(self) -> None:
         """Wait until no accepted job is left."""
-        while self._book.live_count:
-            await self._idle.wait()
+        while not self.is_idle:
+            await self._acceptance.wait_settled()
+            if self._book:
+                await self._idle.wait()
         await trio.lowlevel.checkpoint()
 
     # --- numbers ----------------------------------------------------------------------------------------------------
@@ -333,19 +369,15 @@ class Supervisor:
         return stages
 
     def counts(self) -> dict[str, int]:
-        """Jobs by state; ended ones that are forgotten are not counted."""
+        """Jobs by state; ``done`` are all that ended and are kept, also those of earlier lives of the daemon."""
         states = Counter(entry.state.value for entry in self._book.live())
         return {state.value: states.get(state.value, 0) for state in JobState} | {
-            JobState.DONE.value: self._book.ended_count
+            JobState.DONE.value: self._archive.count
         }
 
     def outcomes(self) -> dict[str, int]:
         """Ended jobs by outcome since the start."""
         return {kind.value: self._outcomes.get(kind.value, 0) for kind in OutcomeKind}
-
-    def results_share(self) -> float:
-        """How much of the memory for ended jobs is used, 1.0 being its bound."""
-        return self._book.ended_share
 
     def mailbox_used(self) -> int:
         """Submits that wait to be looked at."""
@@ -359,23 +391,9 @@ def _cancel(entry: JobEntry, reason: str) -> None:
     entry.scope.cancel(reason)
 
 
-def _canonical(record: JobRecord) -> dict[str, Any]:
-    """One line that says all of a job."""
-    timing = {name: round(getattr(record.timing, name), 3) for name in record.timing.__struct_fields__}
-    outcome = record.outcome
-    return {
-        "job_id": record.job_id,
-        "handler": record.handler,
-        "tenant": record.tenant,
-        "outcome": None if outcome is None else outcome.kind.value,
-        "code": None if outcome is None else outcome.code,
-        "verdict": None if record.verdict is None else record.verdict.value,
-        "stop_reason": record.stop_reason,
-        "reward": record.reward,
-        "attempts": len(record.attempts),
-        "turns": record.turns,
-        "sampled": record.tokens.sampled,
-        "observed": record.tokens.observed,
-        "backends": record.backends,
-        **timing,
-    }
+def _promise(chosen: Sequence[JobEntry], reason: str) -> JobsCancelled:
+    return JobsCancelled(serials=[entry.serial for entry in chosen], reason=reason)
+
+
+def _record(found: JobEntry | Ended) -> JobRecord:
+    return found.record() if isinstance(found, JobEntry) else found.record

@@ -6,22 +6,24 @@ It changes nothing. ``Rescorer`` is the only part that asks anybody.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import msgspec
 import trio
 
 from prorld.domain.branch import Branch
+from prorld.domain.calls import CallRecord
 from prorld.domain.scoring import Gap, Section, Skipped, Tolerance, UnscoredReason, compare, drifts, plan
 from prorld.domain.versions import PolicyVersion, in_words
 from prorld.errors import BackendError
 from prorld.inference.rescoring import CannotScore, Scored, Scorer
 from prorld.kit.lanes import Lane
-from prorld.rollout.entry import JobEntry
+from prorld.store.jobs import StoredJob
 from prorld.tokens.verify import verify
 from prorld.wire.looks import Rescore, Result, Unverifiable, VerifyAnswer, VersionScore, Violation
+from prorld.wire.trajectory import branch_of
 
-__all__ = ["DRIFT", "Rescorer", "verify_rollout"]
+__all__ = ["DRIFT", "Rescorer", "branches_of", "verify_rollout"]
 
 # The code of the violation that only a second look of an engine finds.
 DRIFT = "logprob_drift"
@@ -33,13 +35,17 @@ RESCORE_S_MAX = 240.0
 INLINE_TOKENS_MAX = 2048
 
 
-def verify_rollout(entry: JobEntry, served: Collection[PolicyVersion | None]) -> VerifyAnswer:
+def branches_of(stored: StoredJob) -> list[Branch]:
+    """The branches of an ended job, as they were."""
+    return [branch_of(packed) for packed in stored.trajectory.branches]
+
+
+def verify_rollout(stored: StoredJob, served: Collection[PolicyVersion | None]) -> VerifyAnswer:
     """Check a job that is done; ``served`` are the versions that the policy's engines have now.
 
     Slow for long rollouts (32k tokens: 20 ms), and reads only what no longer changes: fit for a thread.
     """
-    branches = () if entry.session is None else entry.session.branches
-    calls = () if entry.session is None else entry.session.calls
+    branches, calls = branches_of(stored), stored.trajectory.calls
     violations = [msgspec.convert(found, Violation, from_attributes=True) for found in verify(branches, calls)]
     gone: Counter[PolicyVersion | None] = Counter()
     for call in calls:
@@ -48,7 +54,7 @@ def verify_rollout(entry: JobEntry, served: Collection[PolicyVersion | None]) ->
                 gone[span.made_by] += span.end - span.start
     return _judged(
         VerifyAnswer(
-            job_id=entry.spec.job_id,
+            job_id=stored.spec.job_id,
             ok=True,
             result="ok",
             violations=violations,
@@ -79,7 +85,7 @@ class Rescorer:
         self._scorer = scorer
         self._lane = lane
 
-    async def rescored(self, entry: JobEntry, answer: VerifyAnswer, tolerance: Tolerance) -> VerifyAnswer:
+    async def rescored(self, stored: StoredJob, answer: VerifyAnswer, tolerance: Tolerance) -> VerifyAnswer:
         """The answer with a second look at every sampled token, or the reason why there is none.
 
         A trajectory that breaks a law of its own is not scored: its tokens can't be told from one another.
@@ -88,21 +94,20 @@ class Rescorer:
             return answer
         look = _Look(tolerance)
         began = trio.current_time()
-        if entry.session is not None:
-            branches = entry.session.branches
-            sections, look.skipped = plan(branches, entry.session.calls)
-            left = list(sections)
-            with trio.move_on_after(RESCORE_S_MAX):
-                await trio.lowlevel.checkpoint()
-                while left:
-                    await self._look_at(look, entry.spec.policy, branches[left[0].branch], left[0])
-                    left.pop(0)
-            for section in left:
-                look.skip("unscored", section.version, section.tokens)
+        branches = branches_of(stored)
+        sections, look.skipped = plan(branches, stored.trajectory.calls)
+        left = list(sections)
+        with trio.move_on_after(RESCORE_S_MAX):
+            await trio.lowlevel.checkpoint()
+            while left:
+                await self._look_at(look, stored.spec.policy, branches[left[0].branch], left[0])
+                left.pop(0)
+        for section in left:
+            look.skip("unscored", section.version, section.tokens)
         return _judged(
             msgspec.structs.replace(
                 answer,
-                violations=look.violations(entry),
+                violations=look.violations(stored.trajectory.calls),
                 unverifiable=look.unverifiable(),
                 rescore=look.rescore(trio.current_time() - began),
             )
@@ -146,9 +151,9 @@ class _Look:
         if gap.tokens < section.tokens:
             self.skip("too_long", section.version, section.tokens - gap.tokens)
 
-    def violations(self, entry: JobEntry) -> list[Violation]:
+    def violations(self, calls: Sequence[CallRecord]) -> list[Violation]:
         judged = [(version, gap, self._allowed(version)) for version, gap in self._gaps.items()]
-        return [_drift(entry, version, gap, allowed) for version, gap, allowed in judged if drifts(gap, allowed)]
+        return [_drift(calls, version, gap, allowed) for version, gap, allowed in judged if drifts(gap, allowed)]
 
     def _allowed(self, version: PolicyVersion | None) -> Tolerance:
         return self._tolerance.on_engines(varies=version in self._varying)
@@ -190,10 +195,9 @@ class _Look:
         )
 
 
-def _drift(entry: JobEntry, version: PolicyVersion | None, gap: Gap, allowed: Tolerance) -> Violation:
+def _drift(calls: Sequence[CallRecord], version: PolicyVersion | None, gap: Gap, allowed: Tolerance) -> Violation:
     assert gap.worst is not None
-    assert entry.session is not None
-    call = entry.session.calls[gap.worst.call]
+    call = calls[gap.worst.call]
     return Violation(
         code=DRIFT,
         message=(

@@ -31,6 +31,8 @@ DEPTH_MAX = 64
 PYTHON_TAG = "<|python_tag|>"
 
 _BLANKS = " \t\r\n"
+# MessagePack, in which trajectories are kept and sent, has no larger ones.
+_INT_MIN, _INT_MAX = -(2**63), 2**64 - 1
 
 
 class _Attempt(msgspec.Struct, frozen=True, kw_only=True):
@@ -174,7 +176,7 @@ def _json_at(text: str, start: int, *, whole: bool = False) -> tuple[Any, int] |
 
 
 def _is_plain(value: object) -> bool:
-    """Whether it can go on as JSON: not too deep, no text that can't be encoded, no number that is none."""
+    """Whether it can go on as JSON and MessagePack: not too deep, no text without a code, no number out of reach."""
     stack: list[tuple[object, int]] = [(value, 1)]
     while stack:
         node, depth = stack.pop()
@@ -185,6 +187,9 @@ def _is_plain(value: object) -> bool:
                 return False
         elif isinstance(node, float):
             if not math.isfinite(node):
+                return False
+        elif isinstance(node, int):
+            if not _INT_MIN <= node <= _INT_MAX:
                 return False
         elif isinstance(node, dict):
             stack.extend((part, depth + 1) for pair in cast("dict[str, object]", node).items() for part in pair)

@@ -98,14 +98,17 @@ class Drift(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a job. ``outcome`` and what follows it are set when ``state`` is ``done``."""
+    """What is known of a job. ``outcome`` and what follows it are set when ``state`` is ``done``.
+
+    ``waiting_for`` names the stage whose turn has not come; ``journal`` is a job whose end is not on the disk yet.
+    """
 
     job_id: str
     handler: str
     policy: str
     tenant: str
     state: JobState
-    waiting_for: Stage | None = None
+    waiting_for: Stage | Literal["journal"] | None = None
     outcome: Outcome | None = None
     verdict: Verdict | None = None
     reward: float | None = None

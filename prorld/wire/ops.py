@@ -247,7 +247,10 @@ class SandboxList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
-    """``GET /v1/status``. ``sandboxes_warm`` of the sandboxes wait for a job; ``cgroups``: each has one of its own."""
+    """``GET /v1/status``. ``sandboxes_warm`` of the sandboxes wait for a job; ``cgroups``: each has one of its own.
+
+    ``batches`` counts those that run, by purpose.
+    """
 
     version: str
     boot_id: str
@@ -256,6 +259,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     draining: bool
     jobs: dict[str, int]
     outcomes: dict[str, int]
+    batches: dict[str, int] = {}
     stages: Stages
     backends: list[BackendInfo]
     sandboxes: int

@@ -69,7 +69,10 @@ class ResumePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class UpdatePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``POST /v1/policies/{policy}/updates``: pause, load, resume in one."""
+    """``POST /v1/policies/{policy}/updates``: pause, load, resume in one.
+
+    ``wait_pins_s``: how long it waits for batches that want the policy to stay as it is.
+    """
 
     version: Version
     how: How
@@ -79,6 +82,7 @@ class UpdatePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     backends: Annotated[list[Text], Meta(min_length=1, max_length=BACKENDS_NAMED_MAX)] | None = None
     rollback: bool = False
     pause_id: PauseId | None = None
+    wait_pins_s: PauseSeconds = 0.0
 
     def __post_init__(self) -> None:
         if (self.path is None) == (self.how != "none"):

@@ -27,6 +27,7 @@ __all__ = [
     "Trajectory",
     "TrajectoryJob",
     "branch_doc",
+    "branch_of",
     "packed_branch",
     "unpacked",
 ]
@@ -127,6 +128,22 @@ def packed_branch(branch: Branch) -> PackedBranch:
     )
 
 
+def branch_of(packed: PackedBranch) -> Branch:
+    """The branch that was packed; ``ValueError`` where its columns don't fit together."""
+    ids, logprobs = _columns(packed)
+    return Branch.rebuilt(
+        packed.branch,
+        parent=packed.parent,
+        fork_at=packed.fork_at,
+        reason=packed.reason,
+        ids=ids,
+        mask=packed.mask,
+        logprobs=logprobs,
+        segments=packed.segments,
+        versions=packed.policy_versions,
+    )
+
+
 def unpacked(packed: PackedTrajectory) -> Trajectory:
     """The document with lists for packed arrays; ``ValueError`` where one is no array of whole items."""
     fields = {name: getattr(packed, name) for name in packed.__struct_fields__}
@@ -136,14 +153,19 @@ def unpacked(packed: PackedTrajectory) -> Trajectory:
 
 def _unpacked_branch(packed: PackedBranch) -> BranchDoc:
     fields = {name: getattr(packed, name) for name in packed.__struct_fields__}
+    ids, logprobs = _columns(packed)
+    fields["token_ids"], fields["mask"], fields["logprobs"] = ids.tolist(), list(packed.mask), logprobs.tolist()
+    return BranchDoc(**fields)
+
+
+def _columns(packed: PackedBranch) -> tuple[array[int], array[float]]:
     ids, logprobs = array("i"), array("f")
     ids.frombytes(packed.token_ids)
     logprobs.frombytes(packed.logprobs)
     if sys.byteorder == "big":
         ids.byteswap()
         logprobs.byteswap()
-    fields["token_ids"], fields["mask"], fields["logprobs"] = ids.tolist(), list(packed.mask), logprobs.tolist()
-    return BranchDoc(**fields)
+    return ids, logprobs
 
 
 def _little(column: array[Any]) -> bytes:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -90,10 +91,13 @@ def scripted_engine(place: Path, script: Script) -> Iterator[str]:
 
 
 @contextmanager
-def daemon(place: Path, engine: str | None, *flags: str, settings: str = "", warm: int = 0) -> Iterator[Started]:
+def daemon(
+    place: Path, engine: str | None, *flags: str, settings: str = "", warm: int = 0, talkative: bool = False
+) -> Iterator[Started]:
     """``prorld serve`` on that engine, or its own, under these settings; ended by SIGTERM unless the test ended it.
 
-    It keeps no warm sandboxes unless told to, so that what is there is of jobs.
+    It keeps no warm sandboxes unless told to, so that what is there is of jobs. What it logs is kept for the test to
+    read, unless it is ``talkative``: then somebody reads it all the time.
     """
     state = place / "state"
     tokenizer = write_byte_tokenizer(place / "tokenizer")
@@ -112,12 +116,15 @@ def daemon(place: Path, engine: str | None, *flags: str, settings: str = "", war
                 break
         else:
             raise AssertionError((place / "stderr").read_text())
+        if talkative:
+            threading.Thread(target=process.stdout.read, daemon=True).start()
         try:
             yield Started(process=process, state=state)
         finally:
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)
-                process.stdout.read()
+                if not talkative:
+                    process.stdout.read()
             process.wait(START_S)
 
 

@@ -13,7 +13,8 @@ import pytest
 from prorld.domain.job import AgentLimits, JobState, Sampling
 from prorld.domain.outcome import OutcomeKind
 from prorld.testing.scripted_engine.script import Latency, Script
-from prorld.wire.jobs import SubmitJob
+from prorld.wire.events import JobEvent
+from prorld.wire.jobs import JobRecord, SubmitJob
 from tests.daemon.support import Started, alive, daemon, scripted_engine, until
 
 HERE = [point.name for point in entry_points(group="prorld.handlers")]
@@ -112,21 +113,58 @@ def test_a_killed_daemon_leaves_no_sandbox_process(tmp_path: Path) -> None:
 
 
 def test_the_next_daemon_finds_a_clean_house(tmp_path: Path) -> None:
-    """After a kill the same state directory serves again, and what the dead one left on disk is removed."""
+    """After a kill the same state directory serves again, what the dead one left is removed, and its job goes on."""
     with scripted_engine(tmp_path, script(0.3)) as engine:
         with daemon(tmp_path, engine) as here, here.client() as client:
             client.submit(job("a"))
             until(lambda: client.get("a").state is JobState.RUNNING, 20, "the job runs")
             here.process.kill()
         with daemon(tmp_path, engine) as here, here.client() as client:
-            assert client.status().jobs["done"] == 0
             assert client.submit(job("b")).job_id == "b"
-            assert client.wait("b").reward == 1.0
+            assert client.submit(job("a")).job_id == "a"
+            for name in "ab":
+                assert client.wait(name).reward == 1.0
+            assert client.status().jobs["done"] == 2
             until(lambda: not sandboxes_left(here), 5, "no directory is left")
 
 
+def test_nothing_accepted_is_lost_to_kills(tmp_path: Path) -> None:
+    """SIGKILL at moments of chance, again and again: each accepted job has one end, and what was told stays told."""
+    dice = random.Random(6)
+    told: dict[str, JobRecord] = {}
+    events: dict[str, list[JobEvent]] = {}
+    names = [f"k{number}" for number in range(12)]
+    with scripted_engine(tmp_path, script(0.1)) as engine:
+        for life in range(4):
+            with daemon(tmp_path, engine) as here, here.client() as client:
+                for name in names[life * 3 : life * 3 + 3]:
+                    client.submit(job(name))
+                time.sleep(dice.uniform(0.05, 1.5))
+                for name in names[: life * 3 + 3]:
+                    seen = client.get(name)
+                    if seen.state is JobState.DONE:
+                        assert told.setdefault(name, seen) == seen
+                    now = list(client.events(name))
+                    before = events.get(name, [])
+                    assert now[: len(before)] == before
+                    events[name] = now
+                here.process.kill()
+        with daemon(tmp_path, engine) as here, here.client() as client:
+            for name in names:
+                record = client.wait(name)
+                assert (record.reward, told.get(name, record)) == (1.0, record)
+                found = list(client.events(name))
+                assert [event.seq for event in found] == list(range(1, len(found) + 1))
+                assert found[: len(events[name])] == events[name]
+                assert [event.event for event in found].count("job.done") == 1
+                assert [attempt.n for attempt in record.attempts] == list(range(1, len(record.attempts) + 1))
+                assert {attempt.outcome.kind for attempt in record.attempts[:-1]} <= {OutcomeKind.LOST}
+            assert client.status().jobs["done"] == len(names)
+            until(lambda: client.status().sandboxes == 0, 5, "no sandbox is left")
+
+
 def test_the_first_signal_drains_and_the_second_kills(tmp_path: Path) -> None:
-    """SIGTERM refuses new jobs and lets old ones end; another one ends the daemon at once, cleanly."""
+    """SIGTERM refuses new jobs and lets old ones end; another ends the daemon at once, and the job goes on later."""
     with scripted_engine(tmp_path, script(30.0)) as engine, daemon(tmp_path, engine) as here:
         with here.client() as client:
             client.submit(job("a"))
@@ -142,7 +180,7 @@ def test_the_first_signal_drains_and_the_second_kills(tmp_path: Path) -> None:
 
 
 def test_what_ended_while_draining_can_still_be_fetched(tmp_path: Path) -> None:
-    """Results live in memory: after the last job has ended there is a moment to read all of them."""
+    """After the last job has ended there is a moment for those who waited to read its record."""
     with scripted_engine(tmp_path, script(0.2)) as engine, daemon(tmp_path, engine) as here, here.client() as client:
         names = [f"j{number}" for number in range(6)]
         for name in names:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import socket
 import time
@@ -183,3 +184,25 @@ def assert_clean_under_fire(here: Started) -> None:
     here.process.wait(20)
     assert not (here.state / "endpoint.json").exists()
     assert [entry for entry in (here.state / "sandboxes").glob("*/*") if entry.name != "owner"] == []
+
+
+def test_a_log_that_nobody_reads_stops_nothing(tmp_path: Path) -> None:
+    """Many times what a pipe holds: every request is answered, the end comes, and the last line is there to read."""
+    with daemon(tmp_path, None, "--no-embedded", "--log-level", "debug") as here, here.client() as client:
+        for _ in range(800):
+            client.status()
+        here.process.send_signal(signal.SIGTERM)
+        assert here.process.stdout is not None
+        told = [json.loads(line)["event"] for line in here.process.stdout]
+        assert here.process.wait(60) == 0
+    assert told.count("request.answered") >= 800
+    assert told[-1] == "daemon.ended"
+
+
+def test_a_log_that_is_never_read_keeps_no_daemon(tmp_path: Path) -> None:
+    """The end is bounded, though the last lines have nowhere to go."""
+    with daemon(tmp_path, None, "--no-embedded", "--log-level", "debug") as here, here.client() as client:
+        for _ in range(800):
+            client.status()
+        here.process.send_signal(signal.SIGTERM)
+        assert here.process.wait(60) == 0

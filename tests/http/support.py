@@ -16,7 +16,7 @@ import trio
 from prorld.domain.branch import Branch, VersionSpan
 from prorld.domain.job import JobState, Timing
 from prorld.domain.outcome import Outcome, OutcomeKind, Verdict
-from prorld.errors import BackendError, Conflict, NotFound, Overloaded, TooMany
+from prorld.errors import BackendError, Conflict, Impossible, NotFound, Overloaded, TooMany
 from prorld.http.app import App, create_app
 from prorld.http.auth import ADMIN_TENANT, Auth, Role, TokenBook, TokenEntry
 from prorld.http.deps import HttpDeps
@@ -29,6 +29,7 @@ from prorld.kit.lanes import Lane
 from prorld.metrics import Metrics
 from prorld.rollout.clock import SystemClock
 from prorld.rollout.events import Feed
+from prorld.wire.batches import BatchPage, BatchRecord, SubmitBatch
 from prorld.wire.events import JobEvent
 from prorld.wire.jobs import Drift, JobPage, JobRecord, SubmitJob
 from prorld.wire.looks import ReevaluateJob, Reevaluation, ReevaluationPage, ReevaluationState, VerifyAnswer
@@ -120,6 +121,43 @@ class Job:
         self.done.set()
 
 
+class Followed:
+    """The events of such a job."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+
+    @property
+    def last(self) -> int:
+        return self._job.events[-1].seq
+
+    @property
+    def is_over(self) -> bool:
+        return self._job.done.is_set()
+
+    def after(self, seq: int, limit: int) -> Sequence[JobEvent]:
+        return self._job.events[seq : seq + limit]
+
+    async def wait_after(self, seq: int) -> None:
+        while len(self._job.events) <= seq and not self.is_over:
+            await self._job.news.wait()
+
+
+class NoBatches:
+    """Batches of which there is none, and none is taken."""
+
+    async def list(self, tenant: str | None, *, limit: int = 50, after: str | None = None) -> BatchPage:
+        return BatchPage(items=[])
+
+    async def submit(self, request: SubmitBatch, tenant: str, *, digest: str) -> tuple[BatchRecord, bool]:
+        raise Impossible("no batches here")
+
+    async def _none(self, batch_id: str, *args: Any, **options: Any) -> Any:
+        raise NotFound(f"there is no batch {batch_id}", code="unknown_batch")
+
+    get = append = events = groups = wait_news = acknowledge = cancel = cancel_jobs = _none
+
+
 class FakeService:
     """Jobs in memory: what it answers is what was put in, and a job ends when the test says so."""
 
@@ -145,7 +183,9 @@ class FakeService:
                 return job
         raise NotFound(f"there is no job {job_id}", code="unknown_job")
 
-    async def submit(self, request: SubmitJob, tenant: str, *, digest: str | None = None) -> tuple[JobRecord, bool]:
+    async def submit(
+        self, request: SubmitJob, tenant: str, *, digest: str | None = None, size_bytes: int | None = None
+    ) -> tuple[JobRecord, bool]:
         await trio.lowlevel.checkpoint()
         if self.draining:
             raise Overloaded("draining", code="draining", retry_after_s=7.2)
@@ -158,7 +198,7 @@ class FakeService:
         job = self.jobs[tenant, job_id] = Job(request, job_id, tenant, digest, self.feed)
         return job.record, True
 
-    def get(self, job_id: str, tenant: str | None) -> JobRecord:
+    async def get(self, job_id: str, tenant: str | None) -> JobRecord:
         return self.find(job_id, tenant).record
 
     async def wait_done(self, job_id: str, tenant: str | None) -> JobRecord:
@@ -170,7 +210,7 @@ class FakeService:
             self.waiting -= 1
         return job.record
 
-    def list(
+    async def list(
         self,
         tenant: str | None,
         *,
@@ -192,7 +232,7 @@ class FakeService:
         end = start + limit
         return JobPage(items=found[start:end], next=str(end) if end < len(found) else None)
 
-    def cancel(self, job_id: str, tenant: str | None, reason: str) -> JobRecord:
+    async def cancel(self, job_id: str, tenant: str | None, reason: str) -> JobRecord:
         job = self.find(job_id, tenant)
         if not job.done.is_set():
             job.finish(OutcomeKind.CANCELLED)
@@ -246,10 +286,10 @@ class FakeService:
         )
         return branch
 
-    def trajectory(self, job_id: str, tenant: str | None) -> Trajectory:
+    async def trajectory(self, job_id: str, tenant: str | None) -> Trajectory:
         return Trajectory(**self.document(job_id, tenant), branches=[branch_doc(self.branch())])
 
-    def packed_trajectory(self, job_id: str, tenant: str | None) -> PackedTrajectory:
+    async def packed_trajectory(self, job_id: str, tenant: str | None) -> PackedTrajectory:
         return PackedTrajectory(**self.document(job_id, tenant), branches=[packed_branch(self.branch())])
 
     async def requeue(self, job_id: str, tenant: str | None, new_id: str | None) -> tuple[JobRecord, bool]:
@@ -257,16 +297,8 @@ class FakeService:
         new = msgspec.structs.replace(old.request, job_id=new_id)
         return await self.submit(new, old.record.tenant, digest=f"requeued from {job_id}")
 
-    def newest_event(self, job_id: str, tenant: str | None) -> int:
-        return self.find(job_id, tenant).events[-1].seq
-
-    def events(self, job_id: str, tenant: str | None, *, after: int = 0, limit: int = 1000) -> Sequence[JobEvent]:
-        return self.find(job_id, tenant).events[after : after + limit]
-
-    async def wait_event(self, job_id: str, tenant: str | None, *, after: int) -> None:
-        job = self.find(job_id, tenant)
-        while len(job.events) <= after and not job.done.is_set():
-            await job.news.wait()
+    async def follow(self, job_id: str, tenant: str | None) -> Followed:
+        return Followed(self.find(job_id, tenant))
 
     def stages(self) -> Stages:
         return Stages(**{name: StageStatus(workers=n, active=0, waiting=0) for name, n in self.sizes.items()})
@@ -331,12 +363,12 @@ class FakeLooks:
         )
         return known[-1]
 
-    def reevaluations(self, job_id: str, tenant: str | None) -> ReevaluationPage:
+    async def reevaluations(self, job_id: str, tenant: str | None) -> ReevaluationPage:
         self.service.find(job_id, tenant)
         return ReevaluationPage(items=self.records.get(job_id, [])[::-1])
 
-    def reevaluation(self, job_id: str, tenant: str | None, n: int) -> Reevaluation:
-        for record in self.reevaluations(job_id, tenant).items:
+    async def reevaluation(self, job_id: str, tenant: str | None, n: int) -> Reevaluation:
+        for record in (await self.reevaluations(job_id, tenant)).items:
             if record.n == n:
                 state = ReevaluationState.DONE if self.done.is_set() else record.state
                 return msgspec.structs.replace(record, state=state)
@@ -344,11 +376,11 @@ class FakeLooks:
 
     async def wait_reevaluation(self, job_id: str, tenant: str | None, n: int) -> Reevaluation:
         await self.done.wait()
-        return self.reevaluation(job_id, tenant, n)
+        return await self.reevaluation(job_id, tenant, n)
 
-    def cancel_reevaluation(self, job_id: str, tenant: str | None, n: int, reason: str) -> Reevaluation:
+    async def cancel_reevaluation(self, job_id: str, tenant: str | None, n: int, reason: str) -> Reevaluation:
         self.done.set()
-        return self.reevaluation(job_id, tenant, n)
+        return await self.reevaluation(job_id, tenant, n)
 
 
 class FakeBackends:
@@ -414,6 +446,7 @@ class World:
         body_bytes_max: int = 1 << 20,
         service: Any = None,
         looks: Any = None,
+        batches: Any = None,
         policies: PolicyControl | None = None,
         hold_s_max: float = 60.0,
     ) -> None:
@@ -428,6 +461,7 @@ class World:
             HttpDeps(
                 service=self.service,
                 looks=self.looks,
+                batches=batches or NoBatches(),
                 backends=self.backends,
                 policies=self.policies,
                 handlers=lambda: HandlerList(items=[HandlerInfo(name="fake", version="1", origin="tests")]),

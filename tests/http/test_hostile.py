@@ -203,5 +203,5 @@ async def test_a_client_may_leave_at_any_moment_of_any_route(half):
                     await leaver.stream.aclose()
             with trio.fail_after(20):
                 await world.room.supervisor.wait_idle()
-        assert world.room.supervisor.get("a", None).reward == 1.0
+        assert (await world.room.supervisor.get("a", None)).reward == 1.0
         world.room.assert_clean()

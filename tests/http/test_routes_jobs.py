@@ -201,7 +201,7 @@ async def test_a_trajectory_arrives_bit_for_bit(client, world):
     assert (await client.call("GET", "/v1/jobs/a/trajectory")).status == 409
     world.service.find("a", None).finish()
     reply = await client.call("GET", "/v1/jobs/a/trajectory")
-    assert msgspec.json.decode(reply.body, type=Trajectory) == world.service.trajectory("a", None)
+    assert msgspec.json.decode(reply.body, type=Trajectory) == await world.service.trajectory("a", None)
     assert (await client.call("GET", "/v1/jobs/a/trajectory?format=verl")).code == "unknown_parameter"
 
 

@@ -102,9 +102,9 @@ def ids(here: Room) -> dict[str, str]:
     return {info.url.removeprefix("fake://"): info.backend_id for info in here.pool.list().items}
 
 
-def spans(here: Room, job_id: str) -> list[tuple[int, int, int]]:
+async def spans(here: Room, job_id: str) -> list[tuple[int, int, int]]:
     """Epoch, version and number of tokens that every engine call made."""
-    document = here.supervisor.trajectory(job_id, "tests")
+    document = await here.supervisor.trajectory(job_id, "tests")
     return [
         (span.epoch, span.version, span.end - span.start)
         for call in document.calls
@@ -117,7 +117,7 @@ async def assert_sound(here: Room, record: JobRecord) -> None:
     """It ended well, and its branches are what its calls say; on one engine it has the whole answer, and that once."""
     assert record.outcome is not None
     assert record.outcome.kind.value == "ok", record.outcome
-    document = here.supervisor.trajectory(record.job_id, "tests")
+    document = await here.supervisor.trajectory(record.job_id, "tests")
     assert (await here.looks.verify(record.job_id, "tests")).violations == []
     (branch,) = document.branches
     sampled = [token for token, mine in zip(branch.token_ids, branch.mask, strict=True) if mine]

@@ -121,7 +121,7 @@ async def test_what_is_only_counted_ends_no_job(autojump_clock, lies: dict[str, 
         record = await here.finish("j")
         assert record.outcome is not None
         assert record.outcome.kind.value == "ok"
-        for call in here.supervisor.trajectory("j", "tests").calls:
+        for call in (await here.supervisor.trajectory("j", "tests")).calls:
             assert call.cached_prefix_len is None or 0 <= call.cached_prefix_len <= call.prompt_len
             assert len(call.engine_request_id or "") <= REQUEST_ID_CHARS_MAX
 

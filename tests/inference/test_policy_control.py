@@ -38,10 +38,10 @@ async def test_an_update_in_mid_generation(autojump_clock, mode: PauseMode) -> N
         await assert_sound(here, record)
         requests = here.backends[0].requests
         if mode == "wait":
-            assert spans(here, "j") == [(0, 0, TOKENS)]
+            assert await spans(here, "j") == [(0, 0, TOKENS)]
             assert record.timing.paused_s == 0.0
         else:
-            assert spans(here, "j") == [(0, 0, 10), (0, 3, TOKENS - 10)]
+            assert await spans(here, "j") == [(0, 0, 10), (0, 3, TOKENS - 10)]
             assert record.timing.paused_s == pytest.approx(3.0, abs=0.1)
         if mode == "abort":
             assert [request.salt for request in requests] == ["prorld-0.0", "prorld-0.3"]
@@ -57,7 +57,7 @@ async def test_wait_becomes_abort_when_its_time_is_over(autojump_clock) -> None:
         await trio.sleep(5.5)
         await updated(here, 1, mode="wait", timeout_s=4.0)
         await assert_sound(here, await here.supervisor.wait_done("j", "tests"))
-        assert spans(here, "j") == [(0, 0, 9), (0, 1, TOKENS - 9)]
+        assert await spans(here, "j") == [(0, 0, 9), (0, 1, TOKENS - 9)]
 
 
 @pytest.mark.parametrize("mode", ["abort", "keep"])
@@ -68,7 +68,7 @@ async def test_a_paused_policy_costs_a_job_nothing(autojump_clock, mode: PauseMo
         await trio.sleep(5.5)
         paused = await here.policies.pause("default", PausePolicy(mode=mode), "alice")
         await trio.sleep(3600)
-        assert here.supervisor.get("j", "tests").timing.paused_s == pytest.approx(3600, abs=1)
+        assert (await here.supervisor.get("j", "tests")).timing.paused_s == pytest.approx(3600, abs=1)
         await here.policies.resume("default", ResumePolicy(pause_id=paused.pause_id, version=1))
         record = await here.supervisor.wait_done("j", "tests")
         await assert_sound(here, record)
@@ -100,7 +100,7 @@ async def test_a_job_can_be_cancelled_while_its_policy_is_paused(autojump_clock)
         await here.submit("waiting")
         await trio.sleep(3)
         for name in ("frozen", "waiting"):
-            here.supervisor.cancel(name, "tests", "not needed")
+            await here.supervisor.cancel(name, "tests", "not needed")
             record = await here.supervisor.wait_done(name, "tests")
             assert record.outcome is not None
             assert record.outcome.code == "cancelled"
@@ -119,7 +119,7 @@ async def test_calls_that_wait_for_a_place_do_not_slip_through(autojump_clock) -
         await updated(here, 1)
         for n in range(3):
             await assert_sound(here, await here.supervisor.wait_done(f"j{n}", "tests"))
-        assert sorted(spans(here, "j1") + spans(here, "j2")) == [(0, 1, TOKENS)] * 2
+        assert sorted(await spans(here, "j1") + await spans(here, "j2")) == [(0, 1, TOKENS)] * 2
 
 
 # --- pauses -----------------------------------------------------------------------------------------------------------
@@ -142,7 +142,7 @@ async def test_a_trainer_moves_the_weights_itself(autojump_clock) -> None:
         assert {backend.engine.label for backend in here.backends} == {"prorld-0.4"}
         assert await here.policies.resume("default", wish) == done
         await assert_sound(here, await here.supervisor.wait_done("j", "tests"))
-        assert spans(here, "j") == [(0, 0, 7), (0, 4, TOKENS - 7)]
+        assert await spans(here, "j") == [(0, 0, 7), (0, 4, TOKENS - 7)]
         assert here.book.paused() == []
 
 
@@ -258,7 +258,7 @@ async def test_an_adapter_needs_no_pause(autojump_clock) -> None:
             record = await here.supervisor.wait_done(name, "tests")
             await assert_sound(here, record)
             assert record.timing.paused_s == 0.0
-        assert (spans(here, "j"), spans(here, "k")) == ([(0, 1, TOKENS)], [(0, 2, TOKENS)])
+        assert (await spans(here, "j"), await spans(here, "k")) == ([(0, 1, TOKENS)], [(0, 2, TOKENS)])
         assert [request.adapter for request in backend.requests] == ["prorld-0.1", "prorld-0.2"]
         assert [request.salt for request in backend.requests] == ["prorld-0.1", "prorld-0.2"]
         await wait_all_tasks_blocked()

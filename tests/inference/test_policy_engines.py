@@ -32,7 +32,7 @@ async def test_calls_of_an_engine_without_control_are_waited_for(autojump_clock)
         update = await updated(here, 2, how="none", mode="wait")
         assert update.state == "done"
         await here.finish("k")
-        assert (spans(here, "j"), spans(here, "k")) == ([(0, 0, TOKENS)], [(0, 2, TOKENS)])
+        assert (await spans(here, "j"), await spans(here, "k")) == ([(0, 0, TOKENS)], [(0, 2, TOKENS)])
         assert here.book.cut_total() == {"default": 0}
 
 
@@ -45,7 +45,7 @@ async def test_calls_of_an_engine_without_control_are_cut_off(autojump_clock) ->
         assert (await updated(here, 2, how="none", mode="abort")).state == "done"
         assert trio.current_time() - began == pytest.approx(GRACE_SECONDS, abs=0.1)
         await assert_sound(here, await here.supervisor.wait_done("j", "tests"))
-        assert spans(here, "j") == [(0, 2, TOKENS)]
+        assert await spans(here, "j") == [(0, 2, TOKENS)]
         assert here.book.cut_total() == {"default": 1}
 
 
@@ -134,7 +134,7 @@ async def test_a_quarantined_engine_comes_in_by_an_update_that_names_it(autojump
         assert here.book.quarantined() == []
         record = await here.supervisor.wait_done("j", "tests")
         await assert_sound(here, record)
-        assert len(here.supervisor.trajectory("j", "tests").calls) == 1
+        assert len((await here.supervisor.trajectory("j", "tests")).calls) == 1
 
 
 async def test_when_all_fail_the_policy_has_no_engine(autojump_clock) -> None:
@@ -188,7 +188,7 @@ async def test_a_policy_that_was_never_updated_asks_for_its_version(autojump_clo
         update = await updated(here, 7, how="none")
         assert (update.state, states(here)) == ("done", {"one": "up"})
         await assert_sound(here, await here.finish("j"))
-        assert spans(here, "j") == [(0, 7, TOKENS)]
+        assert await spans(here, "j") == [(0, 7, TOKENS)]
 
 
 async def test_an_engine_that_answers_under_another_version_is_put_out(autojump_clock) -> None:
@@ -200,7 +200,7 @@ async def test_an_engine_that_answers_under_another_version_is_put_out(autojump_
         await trio.sleep(TOKENS + 5)
         assert states(here) == {"strange": "quarantined"}
         assert strange.requests
-        assert here.supervisor.get("j", "tests").tokens.sampled == 0
+        assert (await here.supervisor.get("j", "tests")).tokens.sampled == 0
         other = engine("other")
         here.engines["fake://other"] = other
         await here.pool.add(AddBackend(url="fake://other", kind="vllm"))

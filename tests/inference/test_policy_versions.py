@@ -42,7 +42,7 @@ async def test_a_rollback_is_an_epoch_of_its_own(autojump_clock) -> None:
         # It sampled under 4 as well, before the way back.
         assert below.outcome.code == "stale"
         await here.finish("anew")
-        assert spans(here, "anew") == [(1, 2, TOKENS)]
+        assert await spans(here, "anew") == [(1, 2, TOKENS)]
         assert here.backends[0].requests[-1].salt == "prorld-1.2"
 
 
@@ -118,7 +118,7 @@ async def test_a_restart_keeps_everything(autojump_clock) -> None:
         assert (await updated(there, 2)).update_id == first.update_id
         await there.policies.resume("default", ResumePolicy(pause_id=paused.pause_id, version=3))
         await assert_sound(there, await there.supervisor.wait_done("j", "tests"))
-        assert spans(there, "j") == [(0, 3, TOKENS)]
+        assert await spans(there, "j") == [(0, 3, TOKENS)]
 
 
 async def test_an_update_that_a_restart_met_has_failed_and_stays_paused(autojump_clock) -> None:

@@ -49,7 +49,7 @@ async def sampled(here: Room, job_id: str) -> list[tuple[int | None, int]]:
     assert record.outcome is not None
     assert record.outcome.kind.value == "ok", record.outcome
     assert (await here.looks.verify(job_id, "tests")).violations == []
-    document = here.supervisor.trajectory(job_id, "tests")
+    document = await here.supervisor.trajectory(job_id, "tests")
     (branch,) = document.branches
     ids = [token for token, mine in zip(branch.token_ids, branch.mask, strict=True) if mine]
     assert bytes(ids[:-1]).decode() == ANSWER

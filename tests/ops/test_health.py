@@ -15,6 +15,7 @@ from prorld.kit.loop_lag import LoopLag
 from prorld.ops.conditions import KINDS, Disk, Parts, checks
 from prorld.ops.health import LOG_AFTER_S, Check, Health, Kind, Trouble
 from prorld.rollout.audit import DriftSeen
+from prorld.rollout.batches.breakers import Breakers, Key
 from prorld.wire.ops import BackendList, StagePatch, StagesPatch
 from tests.rollout.support import room
 
@@ -127,7 +128,7 @@ async def test_every_condition_can_hold_and_has_a_cure() -> None:
         parts = Parts(
             supervisor=here.supervisor, auditor=_Quiet(), pool=here.pool, policies=Names(), book=here.book,  # type: ignore[arg-type]
             registry=here.registry,
-            warden=warden, lag=lag, disk=disk,  # type: ignore[arg-type]
+            warden=warden, lag=lag, disk=disk, breakers=Breakers(),  # type: ignore[arg-type]
         )  # fmt: skip
         assert {check.kind.code: list(check.look()) for check in checks(parts)} == {kind.code: [] for kind in KINDS}
         here.gates.resize(StagesPatch(eval=StagePatch(workers=0)))
@@ -136,9 +137,11 @@ async def test_every_condition_can_hold_and_has_a_cure() -> None:
         lag.note(0.5)
         disk.free_bytes = 1 << 20
         broken = Parts(
-            supervisor=_Full(here.supervisor), auditor=_Alarmed(), pool=_Nobody(), policies=Names("new"),  # type: ignore[arg-type]
+            supervisor=here.supervisor, auditor=_Alarmed(), pool=_Nobody(), policies=Names("new"),  # type: ignore[arg-type]
             book=_Held(), registry=_Broken(),  # type: ignore[arg-type]
-            warden=warden, lag=lag, disk=disk, no_sandbox="no bubblewrap; install it", is_root=True,  # type: ignore[arg-type]
+            warden=warden, lag=lag, disk=disk, breakers=_Failing(),  # type: ignore[arg-type]
+            no_sandbox="no bubblewrap; install it", is_root=True,
+            journal=_Journal("no disk", None), retention=_Full(),  # type: ignore[arg-type]
         )  # fmt: skip
         found = {check.kind.code: list(check.look()) for check in checks(broken)}
         assert [code for code, troubles in found.items() if not troubles] == []
@@ -149,20 +152,25 @@ async def test_every_condition_can_hold_and_has_a_cure() -> None:
         (trouble,) = next(check for check in checks(waiting) if check.kind.code == "no_backend").look()
         assert "the configuration names http://gpu1:8000" in trouble.message
         assert "http://x" not in trouble.message
+        scarce = replace(broken, journal=_Journal(None, "1 MiB is free"))  # type: ignore[arg-type]
+        (trouble,) = next(check for check in checks(scarce) if check.kind.code == "journal_failing").look()
+        assert trouble.message == "1 MiB is free"
         assert all(trouble.message and trouble.cure for troubles in found.values() for trouble in troubles)
 
 
 class _Full:
-    """A supervisor whose memory for results is nearly full."""
+    """A journal that holds nearly as much as it may."""
 
-    def __init__(self, supervisor) -> None:
-        self._supervisor = supervisor
+    share = 0.95
 
-    def __getattr__(self, name: str):
-        return getattr(self._supervisor, name)
 
-    def results_share(self) -> float:
-        return 0.95
+class _Journal:
+    """A journal on a disk that fails, or is nearly full."""
+
+    def __init__(self, trouble: str | None, scarce: str | None) -> None:
+        self.path = Path("/state/journal.sqlite")
+        self.trouble = trouble
+        self.scarce = scarce
 
 
 class _Quiet:
@@ -177,6 +185,13 @@ class _Alarmed:
 
     def drifts(self) -> list[DriftSeen]:
         return [DriftSeen(job_id=f"j-{n}", tenant="t", words="sampled by b-1", at=0.0) for n in range(2)]
+
+
+class _Failing:
+    """A breaker that is open."""
+
+    def open_ones(self) -> list[tuple[Key, str]]:
+        return [(Key("t", "math", "default"), "9 of the last 16 attempts ended env_error in init")]
 
 
 class _Nobody:

@@ -25,10 +25,12 @@ class Daemon:
         self.next: Config | ConfigError = first
         self.resized: list[dict[str, Any]] = []
         self.levels: list[str] = []
+        self.weights: list[dict[str, float]] = []
         self.reloader = Reloader(
             first,
             self._reread,
             resize=lambda patch: self.resized.append({k: v for k, v in msgspec.to_builtins(patch).items() if v}),
+            set_weights=lambda weights: self.weights.append(dict(weights)),
             set_level=self.levels.append,
         )
 
@@ -53,6 +55,15 @@ def test_only_what_changed_is_applied() -> None:
     daemon.next = config(stages={"run": 5}, log={"level": "debug"}, timeouts={"drain_s": 7})
     assert daemon.reloader.reload() == "reloaded; changed: stages.run"
     assert (daemon.resized, daemon.levels) == ([{"run": {"workers": 5}}], ["debug"])
+
+
+def test_weights_of_tenants_are_applied() -> None:
+    """Also when one that had a weight of its own loses it."""
+    daemon = Daemon(config())
+    for weights in ({"a": 3.0}, dict[str, float]()):
+        daemon.next = config(fairness={"weights": weights})
+        assert daemon.reloader.reload() == "reloaded; changed: fairness.weights"
+    assert daemon.weights == [{"a": 3.0}, {}]
 
 
 def test_what_needs_a_restart_is_named_without_its_value() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
+import weakref
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from functools import cache
@@ -35,10 +37,15 @@ from prorld.rollout.supervisor import Supervisor, SupervisorLimits
 from prorld.sandbox.contract import SandboxSpec
 from prorld.sandbox.warm import WarmRuntime
 from prorld.sandbox.warm_plan import WarmRules
+from prorld.store.jobs import StoredJob
+from prorld.store.journal import Journal
+from prorld.store.reader import Reader
+from prorld.store.retention import Forget
 from prorld.testing.byte_tokenizer import write_byte_tokenizer
 from prorld.testing.fake_backend import FakeBackend
 from prorld.testing.fake_sandbox import FakeRuntime
 from prorld.testing.handlers import FakeHandler
+from prorld.testing.inline_lane import InlineLane
 from prorld.testing.scripted_engine.script import Script
 from prorld.tokens.jinja_renderer import JinjaRenderer
 from prorld.tokens.tokenizer import HfTokenizer
@@ -107,7 +114,19 @@ class Room:
         kept: KeptPolicies | None = None,
         rules: EngineRules | None = None,
         warm: WarmRules | None = None,
+        state: Path | None = None,
+        without_handler: bool = False,
+        without_policy: bool = False,
     ) -> None:
+        """``state`` is a directory that outlives the room; without one the room has its own."""
+        if state is None:
+            # In memory where there is such a place: the sweep makes thousands of rooms.
+            state = Path(tempfile.mkdtemp(dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
+            weakref.finalize(self, shutil.rmtree, state, ignore_errors=True)
+        self.state = state
+        # On the loop itself: to a clock that jumps, a thread looks like idleness.
+        self.journal = Journal(self.state, lane=InlineLane())
+        self.reader = Reader(self.journal.path, lane=InlineLane())
         self.backends = list(backends) if backends is not None else [FakeBackend(Script())]
         self.runtime = runtime or FakeRuntime()
         self.warm = None if warm is None else WarmRuntime(self.runtime, warm, boot_id="test")
@@ -124,7 +143,8 @@ class Room:
         self.policies = PolicyControl(self.book)
         self.gates = Gates(init=workers[0], run=workers[1], eval=workers[2], ahead=ahead)
         self.registry = Registry()
-        self.registry.add(FakeHandler())
+        if not without_handler:
+            self.registry.add(FakeHandler())
         self.world = World(
             gates=self.gates,
             runtime=self.warm or self.runtime,
@@ -133,17 +153,24 @@ class Room:
             boot_id="test",
             verdicts=DEFAULT_VERDICTS,
             metrics=self.metrics,
+            journal=self.journal,
             expect=self.expected.append if self.warm is None else self.warm.expect,
         )
         self.supervisor = Supervisor(
-            self.world, self.registry, policies=policies.names(), limits=limits or SupervisorLimits()
+            self.world,
+            self.registry,
+            policies=() if without_policy else policies.names(),
+            limits=limits or SupervisorLimits(),
+            reader=self.reader,
         )
         self.policies.tell = self.supervisor.feed.of_daemon
-        self.looks = Looks(self.world, self.supervisor, Scorer(self.pool, self.book.gate))
+        self.looks = Looks(self.world, self.supervisor, self.registry, Scorer(self.pool, self.book.gate))
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Pool and supervisor, until cancelled."""
-        async with trio.open_nursery() as nursery:
+        """Journal, pool and supervisor, until cancelled; the journal goes last."""
+        await self.journal.open()
+        async with outliving() as core, trio.open_nursery() as nursery:
+            await core.start(self.journal.run)
             await nursery.start(self.pool.run)
             await nursery.start(self.policies.run)
             if self.warm is not None:
@@ -166,6 +193,16 @@ class Room:
         await self.submit(job_id, instance, **fields)
         return await self.supervisor.wait_done(job_id, "tests")
 
+    async def stored(self, job_id: str) -> StoredJob:
+        """All of an ended job."""
+        return await self.supervisor.stored(job_id, "tests", "it has not ended")
+
+    async def forget(self, *job_ids: str) -> None:
+        """As retention does."""
+        (gone,) = await self.journal.commit(Forget(count=len(job_ids), bytes=0, before=""))
+        assert sorted(job.job_id for job in gone) == sorted(job_ids)
+        self.supervisor.forget((job.tenant, job.job_id) for job in gone)
+
     def assert_clean(self) -> None:
         """Nothing is left: no sandbox, no engine call, no lease, no place in a gate, nothing in a mailbox."""
         assert not [box for box in self.runtime.live.values() if box.job_id], self.runtime.live
@@ -177,6 +214,27 @@ class Room:
         for gate in (stages.init, stages.run, stages.eval):
             assert (gate.active, gate.waiting) == (0, 0), stages
         assert self.supervisor.mailbox_used() == 0
+
+
+@asynccontextmanager
+async def outliving() -> AsyncIterator[trio.Nursery]:
+    """A nursery for what the block needs to the last: an end from outside reaches it after the block."""
+    scope, opened, held = trio.CancelScope(shield=True), trio.Event(), list[trio.Nursery]()
+
+    async def hold() -> None:
+        with scope:
+            async with trio.open_nursery() as inner:
+                held.append(inner)
+                opened.set()
+                await trio.sleep_forever()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(hold)
+        try:
+            await opened.wait()
+            yield held[0]
+        finally:
+            scope.cancel()
 
 
 @asynccontextmanager

@@ -9,10 +9,8 @@ import pytest
 import trio
 import trio.testing
 
-from prorld.errors import Forgotten
 from prorld.rollout import audit
 from prorld.rollout.audit import DRIFT_SHOWN_S, Auditor, is_chosen
-from prorld.rollout.supervisor import SupervisorLimits
 from prorld.testing.scripted_engine.script import Latency, Script
 from tests.rollout.policy_backend import PolicyBackend, update
 from tests.rollout.support import Room, room
@@ -25,7 +23,7 @@ async def audited(engine: PolicyBackend, *, share: float = 1.0, **options) -> As
     """A room whose ended jobs are audited."""
     async with room(backends=[engine], **options) as here:
         auditor = Auditor(share=share, metrics=here.metrics)
-        here.supervisor._on_end = auditor.ended
+        here.supervisor.listen(auditor.ended)
         async with trio.open_nursery() as nursery:
             await nursery.start(auditor.run, here.looks, here.supervisor.feed)
             yield here, auditor
@@ -77,7 +75,7 @@ async def test_an_engine_that_drifts_is_heard_of(autojump_clock: trio.testing.Mo
         (told,) = [event for event in events if event.event == "audit.drifted"]
         assert (told.tenant, told.data["job_id"], told.data["code"]) == (None, "a", "logprob_drift")
         assert told.data["mean"] == pytest.approx(0.08, abs=1e-4)
-        assert here.supervisor.get("a", "tests") == before
+        assert await here.supervisor.get("a", "tests") == before
         assert here.pool.list().items[0].state == "up"
         await trio.sleep(DRIFT_SHOWN_S)
         assert auditor.drifts() == []
@@ -103,14 +101,13 @@ async def test_jobs_are_held_by_name_and_so_many_only(
 ) -> None:
     """What is over the bound is counted and left out; what the store forgot meanwhile is counted, too."""
     monkeypatch.setattr(audit, "WAITING_MAX", 2)
-    async with room(backends=[PolicyBackend(TALK)], limits=SupervisorLimits(results_max_count=1)) as here:
+    async with room(backends=[PolicyBackend(TALK)]) as here:
         auditor = Auditor(share=1.0, metrics=here.metrics)
-        here.supervisor._on_end = auditor.ended
+        here.supervisor.listen(auditor.ended)
         for n in range(4):
             await here.finish(f"job-{n}")
         assert (auditor.waiting, counted(here, "dropped")) == (2, 2)
-        with pytest.raises(Forgotten):
-            here.supervisor.get("job-1", "tests")
+        await here.forget("job-0", "job-1")
         async with trio.open_nursery() as nursery:
             await nursery.start(auditor.run, here.looks, here.supervisor.feed)
             await trio.sleep(10)

@@ -58,11 +58,11 @@ async def started(here: Room, **fields: Any) -> None:
         await here.submit(name, {"sandbox": True, "expected": "42"}, timeouts={"run_s": 900.0}, **fields)
 
 
-def tokens(here: Room) -> list[list[tuple[list[int], list[int]]]]:
+async def tokens(here: Room) -> list[list[tuple[list[int], list[int]]]]:
     """Ids and masks of every job's branches."""
     found = []
     for name in JOBS:
-        document = here.supervisor.trajectory(name, "tests")
+        document = await here.supervisor.trajectory(name, "tests")
         found.append([(list(branch.token_ids), list(branch.mask)) for branch in document.branches])
     return found
 
@@ -72,7 +72,7 @@ async def undisturbed() -> list[list[tuple[list[int], list[int]]]]:
     async with room(backends=[engine("calm")], workers=(8, 8, 8)) as here:
         await started(here)
         assert {record.tokens.sampled for record in await finished(here)} == {SAMPLED}
-        return tokens(here)
+        return await tokens(here)
 
 
 async def check_all_well(here: Room) -> None:
@@ -82,7 +82,7 @@ async def check_all_well(here: Room) -> None:
         assert (record.outcome.kind, record.reward, len(record.attempts)) == (OutcomeKind.OK, 1.0, 1), record
         said = await here.looks.verify(record.job_id, "tests")
         assert (said.result, said.violations) == ("ok", [])
-    assert tokens(here) == await undisturbed()
+    assert await tokens(here) == await undisturbed()
     here.assert_clean()
 
 

@@ -113,7 +113,11 @@ async def test_what_can_not_be_told_gets_into_no_record(what: str, autojump_cloc
         assert record.outcome is not None
         expected = OutcomeKind.HANDLER_ERROR if what in Liar.results else OutcomeKind.GRADER_ERROR
         assert (record.outcome.kind, record.outcome.code, record.reward) == (expected, "wrong_result", None)
-        for told in (record, here.supervisor.trajectory("a", "tests"), here.supervisor.events("a", "tests")):
+        for told in (
+            record,
+            await here.supervisor.trajectory("a", "tests"),
+            await here.supervisor.events("a", "tests"),
+        ):
             assert msgspec.json.decode(msgspec.json.encode(told))
 
 
@@ -139,7 +143,7 @@ async def test_words_of_a_plugin_are_told_whatever_they_are(autojump_clock: trio
         record = await here.supervisor.wait_done("a", "tests")
         assert record.outcome is not None
         assert record.outcome.kind is OutcomeKind.HANDLER_ERROR
-        events = here.supervisor.events("a", "tests")
+        events = await here.supervisor.events("a", "tests")
         assert [event.event for event in events].count("job.progress") == 2
         assert len(msgspec.json.encode(record)) + len(msgspec.json.encode(events)) < 32_000
 
@@ -172,7 +176,7 @@ async def test_a_grade_after_the_time_is_no_grade(autojump_clock: trio.testing.M
         for body in bodies.values():
             await here.supervisor.submit(body, "tests")
         await trio.sleep(1)
-        here.supervisor.cancel("gone", "tests", "enough")
+        await here.supervisor.cancel("gone", "tests", "enough")
         ends = {name: await here.supervisor.wait_done(name, "tests") for name in bodies}
         kinds = {name: record.outcome.kind for name, record in ends.items() if record.outcome is not None}
         assert kinds == {

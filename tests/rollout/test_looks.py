@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 import trio
@@ -9,9 +11,9 @@ import trio.testing
 
 from prorld.domain.outcome import OutcomeKind
 from prorld.errors import Conflict, Forgotten, NotFound, Overloaded
+from prorld.handlers.base import Grade, RunResult
 from prorld.rollout import looks as looks_module
 from prorld.rollout.reevaluation import KEPT_PER_JOB_MAX
-from prorld.rollout.supervisor import SupervisorLimits
 from prorld.testing.fake_backend import FakeBackend
 from prorld.testing.handlers import FakeHandler
 from prorld.testing.scripted_engine.script import Latency, Script
@@ -29,6 +31,17 @@ async def reevaluated(here: Room, job_id: str, **fields):
     """One reevaluation to its end."""
     begun = await here.looks.reevaluate(job_id, "tests", ReevaluateJob(**fields))
     return await here.looks.wait_reevaluation(job_id, "tests", begun.n)
+
+
+def regraded(**fields: Any) -> Any:
+    """The fake handler's grader, as if these fields of the instance were others."""
+    grade = FakeHandler.evaluate
+
+    async def evaluate(self: FakeHandler, job: Any, result: RunResult) -> Grade:
+        job._entry.instance = msgspec.structs.replace(job.instance, **fields)
+        return await grade(self, job, result)
+
+    return evaluate
 
 
 @pytest.mark.parametrize("inline", [True, False])
@@ -58,9 +71,8 @@ async def test_a_broken_rollout_is_told(autojump_clock: trio.testing.MockClock) 
     """A flipped mask bit is a violation with a code and a place."""
     async with room(backends=talkative()) as here:
         await here.finish("a")
-        entry = here.supervisor.find("a", "tests")
-        assert entry.session is not None
-        entry.session.branches[0]._mask[0] = 1
+        branches = (await here.stored("a")).trajectory.branches
+        branches[0] = msgspec.structs.replace(branches[0], mask=b"\x01" + branches[0].mask[1:])
         said = await here.looks.verify("a", "tests")
         assert (said.ok, said.result) == (False, "broken")
         assert {"mask_source", "mask_sum"} <= {violation.code for violation in said.violations}
@@ -78,26 +90,27 @@ async def test_looks_need_an_ended_job_of_the_caller(autojump_clock: trio.testin
             assert caught.value.stable_code == "not_done"
         with pytest.raises(NotFound):
             await here.looks.verify("a", "others")
-        here.supervisor.cancel("a", "tests", "enough")
+        await here.supervisor.cancel("a", "tests", "enough")
         await here.supervisor.wait_done("a", "tests")
         with pytest.raises(Conflict) as caught:
             await here.looks.reevaluate("a", "tests", ReevaluateJob())
         assert caught.value.stable_code == "nothing_to_score"
 
 
-async def test_a_reevaluation_is_a_record_of_its_own(autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_reevaluation_is_a_record_of_its_own(
+    autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The grader of today gives another reward; record, trajectory and events stay as they were, to the byte."""
     async with room(backends=talkative()) as here:
         await here.finish("a", {"expected": "42"})
         before = msgspec.json.encode(
             [
-                here.supervisor.trajectory("a", "tests"),
-                here.supervisor.events("a", "tests"),
+                await here.supervisor.trajectory("a", "tests"),
+                await here.supervisor.events("a", "tests"),
                 here.supervisor.feed.last,
             ]
         )
-        entry = here.supervisor.find("a", "tests")
-        entry.instance = msgspec.structs.replace(entry.instance, reward=0.25, seconds={"eval": 7.0})
+        monkeypatch.setattr(FakeHandler, "evaluate", regraded(reward=0.25, seconds={"eval": 7.0}))
         found = await reevaluated(here, "a", reason="the grader was repaired")
         assert (found.n, found.state, found.reward, found.reason) == (
             1, ReevaluationState.DONE, 0.25, "the grader was repaired",
@@ -105,27 +118,29 @@ async def test_a_reevaluation_is_a_record_of_its_own(autojump_clock: trio.testin
         assert found.outcome is not None
         assert (found.outcome.kind, found.eval_s) == (OutcomeKind.OK, 7.0)
         after = [
-            here.supervisor.trajectory("a", "tests"),
-            here.supervisor.events("a", "tests"),
+            await here.supervisor.trajectory("a", "tests"),
+            await here.supervisor.events("a", "tests"),
             here.supervisor.feed.last,
         ]
         assert msgspec.json.encode(after) == before
-        assert [r.n for r in here.looks.reevaluations("a", "tests").items] == [1]
+        assert [r.n for r in (await here.looks.reevaluations("a", "tests")).items] == [1]
         here.assert_clean()
 
 
-async def test_a_grader_that_fails_again_has_an_outcome_and_no_reward(autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_grader_that_fails_again_has_an_outcome_and_no_reward(
+    autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A failure and a time-out are told as such; neither is a zero."""
     async with room(backends=talkative()) as here:
         await here.finish("a")
-        entry = here.supervisor.find("a", "tests")
         for fail, kind in (("grader", OutcomeKind.GRADER_ERROR), ("bug", OutcomeKind.GRADER_ERROR),
                            ("hang", OutcomeKind.TIMEOUT)):  # fmt: skip
-            entry.instance = msgspec.structs.replace(entry.instance, fail={"eval": fail})
-            found = await reevaluated(here, "a", eval_s=3.0)
+            with monkeypatch.context() as patch:
+                patch.setattr(FakeHandler, "evaluate", regraded(fail={"eval": fail}))
+                found = await reevaluated(here, "a", eval_s=3.0)
             assert found.outcome is not None
             assert (found.outcome.kind, found.reward) == (kind, None)
-        assert here.supervisor.get("a", "tests").reward == 1.0
+        assert (await here.supervisor.get("a", "tests")).reward == 1.0
 
 
 async def test_reevaluations_wait_at_the_gate_and_can_be_cancelled(autojump_clock: trio.testing.MockClock) -> None:
@@ -136,31 +151,31 @@ async def test_reevaluations_wait_at_the_gate_and_can_be_cancelled(autojump_cloc
         begun = await here.looks.reevaluate("a", "tests", ReevaluateJob())
         await trio.testing.wait_all_tasks_blocked()
         assert here.supervisor.stages().eval.waiting == 1
-        assert here.looks.reevaluation("a", "tests", begun.n).state is ReevaluationState.QUEUED
+        assert (await here.looks.reevaluation("a", "tests", begun.n)).state is ReevaluationState.QUEUED
         with pytest.raises(Conflict) as caught:
             await here.looks.reevaluate("a", "tests", ReevaluateJob())
         assert caught.value.stable_code == "reevaluating"
-        here.looks.cancel_reevaluation("a", "tests", begun.n, "never mind")
+        await here.looks.cancel_reevaluation("a", "tests", begun.n, "never mind")
         found = await here.looks.wait_reevaluation("a", "tests", begun.n)
         assert found.outcome is not None
         assert (found.outcome.kind, found.outcome.message) == (OutcomeKind.CANCELLED, "never mind")
         here.assert_clean()
-        assert here.looks.cancel_reevaluation("a", "tests", begun.n, "again").outcome == found.outcome
+        assert (await here.looks.cancel_reevaluation("a", "tests", begun.n, "again")).outcome == found.outcome
 
 
 async def test_old_reevaluations_are_forgotten(autojump_clock: trio.testing.MockClock) -> None:
     """So many are kept of a job; older numbers are gone, higher ones were never there, and all go with the job."""
-    async with room(backends=talkative(), limits=SupervisorLimits(results_max_count=1)) as here:
+    async with room(backends=talkative()) as here:
         await here.finish("a")
         for _ in range(KEPT_PER_JOB_MAX + 1):
             await reevaluated(here, "a")
         with pytest.raises(Forgotten):
-            here.looks.reevaluation("a", "tests", 1)
+            await here.looks.reevaluation("a", "tests", 1)
         with pytest.raises(NotFound):
-            here.looks.reevaluation("a", "tests", KEPT_PER_JOB_MAX + 2)
-        await here.finish("b")
+            await here.looks.reevaluation("a", "tests", KEPT_PER_JOB_MAX + 2)
+        await here.forget("a")
         with pytest.raises(Forgotten):
-            here.looks.reevaluations("a", "tests")
+            await here.looks.reevaluations("a", "tests")
 
 
 async def test_what_was_graded_in_its_sandbox_is_not_graded_again(

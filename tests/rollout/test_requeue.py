@@ -7,7 +7,6 @@ import trio
 import trio.testing
 
 from prorld.errors import Conflict, Forgotten, NotFound
-from prorld.rollout.supervisor import SupervisorLimits
 from prorld.testing.fake_backend import FakeBackend
 from prorld.testing.scripted_engine.script import Latency, Script
 from tests.rollout.support import room
@@ -25,14 +24,14 @@ async def test_a_requeued_job_is_a_new_one(autojump_clock: trio.testing.MockCloc
         assert other.job_id not in ("a", "b")
         done = await here.supervisor.wait_done("b", "tests")
         assert done.requeued_from == "a"
-        assert here.supervisor.find("b", "tests").spec.instance == {"expected": "x"}
-        assert here.supervisor.get("a", "tests") == old
+        assert (await here.stored("b")).spec.instance == {"expected": "x"}
+        assert await here.supervisor.get("a", "tests") == old
 
 
 async def test_what_can_not_be_requeued(autojump_clock: trio.testing.MockClock) -> None:
     """A living job, another tenant's, an unknown one, one that is forgotten, and an id that is taken."""
     slow = [FakeBackend(Script(latency=Latency(fixed_s=5.0)))]
-    async with room(backends=slow, limits=SupervisorLimits(results_max_count=2)) as here:
+    async with room(backends=slow) as here:
         await here.submit("a")
         with pytest.raises(Conflict) as caught:
             await here.supervisor.requeue("a", "tests", None)
@@ -45,8 +44,7 @@ async def test_what_can_not_be_requeued(autojump_clock: trio.testing.MockClock) 
         with pytest.raises(Conflict) as caught:
             await here.supervisor.requeue("a", "tests", "b")
         assert caught.value.stable_code == "job_exists"
-        for name in "bcd":
-            await here.finish(name)
+        await here.forget("a")
         with pytest.raises(Forgotten):
             await here.supervisor.requeue("a", "tests", None)
 

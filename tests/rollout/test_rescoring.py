@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import msgspec
 import pytest
@@ -15,6 +17,7 @@ from prorld.errors import BackendError, Overloaded
 from prorld.rollout import looks as looks_module
 from prorld.rollout import verification
 from prorld.testing.scripted_engine.script import Latency, Script
+from prorld.wire.trajectory import branch_of, packed_branch
 from tests.rollout.policy_backend import STALE, STEP, PolicyBackend, update
 from tests.rollout.support import Room, room
 
@@ -22,11 +25,13 @@ TALK = Script(turns=["the answer is 42, as far as anybody can tell from here"])
 SLOW = Script(turns=["the answer is 42, as far as anybody can tell"], latency=Latency(decode_token_s=0.1))
 
 
-def branch_of(here: Room, job_id: str) -> Branch:
-    """The first branch of an ended job."""
-    entry = here.supervisor.find(job_id, "tests")
-    assert entry.session is not None
-    return entry.session.branches[0]
+@asynccontextmanager
+async def tampered(here: Room, job_id: str) -> AsyncIterator[Branch]:
+    """The first branch of an ended job, put back as it is when the block is left."""
+    branches = (await here.stored(job_id)).trajectory.branches
+    branch = branch_of(branches[0])
+    yield branch
+    branches[0] = packed_branch(branch)
 
 
 async def rescored(here: Room, job_id: str = "a", **asked):
@@ -66,9 +71,9 @@ async def test_a_changed_logprob_is_found(autojump_clock: trio.testing.MockClock
     """One value that was tampered with: the worst token is named with both numbers, and its call."""
     async with room(backends=[PolicyBackend(TALK)]) as here:
         await here.finish("a")
-        branch = branch_of(here, "a")
-        at = bytes(branch.mask).index(1) + 3
-        branch.logprobs[at] -= 2.0
+        async with tampered(here, "a") as branch:
+            at = bytes(branch.mask).index(1) + 3
+            branch.logprobs[at] -= 2.0
         assert (await here.looks.verify("a", "tests")).result == "ok", "its own laws can't find it"
         answer = await rescored(here)
         assert (answer.result, codes(answer)) == ("broken", ["logprob_drift"])
@@ -84,8 +89,8 @@ async def test_a_changed_id_is_found(autojump_clock: trio.testing.MockClock) -> 
     """Another token in the place of one that was sampled scores otherwise."""
     async with room(backends=[PolicyBackend(TALK)]) as here:
         await here.finish("a")
-        branch = branch_of(here, "a")
-        branch.ids[bytes(branch.mask).index(1) + 1] += 1
+        async with tampered(here, "a") as branch:
+            branch.ids[bytes(branch.mask).index(1) + 1] += 1
         assert (await here.looks.verify("a", "tests")).result == "ok", "its own laws can't find it"
         assert codes(await rescored(here, tolerance=0.001)) == ["logprob_drift"]
 
@@ -96,17 +101,16 @@ async def test_a_wrong_version_label_is_found(autojump_clock: trio.testing.MockC
     async with room(backends=[old, new]) as here:
         await here.finish("a")
         await update(here, new, 1)
-        entry = here.supervisor.find("a", "tests")
-        assert entry.session is not None
+        calls = (await here.stored("a")).trajectory.calls
         assert (await rescored(here)).result == "ok"
-        call = entry.session._log._calls[0]
-        entry.session._log._calls[0] = msgspec.structs.replace(
+        call = calls[0]
+        calls[0] = msgspec.structs.replace(
             call, policy_versions=[VersionSpan(start=0, end=call.sampled_len, version=1)]
         )
-        branch = branch_of(here, "a")
-        branch._versions = [
-            span if span.version is None else msgspec.structs.replace(span, version=1) for span in branch._versions
-        ]
+        async with tampered(here, "a") as branch:
+            branch._versions = [
+                span if span.version is None else msgspec.structs.replace(span, version=1) for span in branch._versions
+            ]
         assert (await here.looks.verify("a", "tests")).result == "ok", "its own laws can't find it"
         answer = await rescored(here)
         assert codes(answer) == ["logprob_drift"]
@@ -175,12 +179,9 @@ async def test_what_can_not_be_compared_is_named(call, params, reason, autojump_
     """It is no ``ok`` and no drift, whatever its numbers are."""
     async with room(backends=[PolicyBackend(TALK)]) as here:
         record = await here.finish("a")
-        entry = here.supervisor.find("a", "tests")
-        assert entry.session is not None
-        made = entry.session._log._calls[0]
-        entry.session._log._calls[0] = msgspec.structs.replace(
-            made, **call, params=msgspec.structs.replace(made.params, **params)
-        )
+        calls = (await here.stored("a")).trajectory.calls
+        made = calls[0]
+        calls[0] = msgspec.structs.replace(made, **call, params=msgspec.structs.replace(made.params, **params))
         answer = await rescored(here)
         assert confirmed(answer, record.tokens)
         assert answer.rescore is not None
@@ -220,7 +221,8 @@ async def test_a_rollout_that_breaks_its_own_laws_is_not_scored(autojump_clock: 
     engine = PolicyBackend(TALK)
     async with room(backends=[engine]) as here:
         await here.finish("a")
-        branch_of(here, "a")._mask[0] = 1
+        async with tampered(here, "a") as branch:
+            branch._mask[0] = 1
         answer = await rescored(here)
         assert (answer.result, answer.rescore, engine.scored) == ("broken", None, [])
 
@@ -257,14 +259,15 @@ async def test_engines_that_vary_with_their_load_are_allowed_more(autojump_clock
     engine.claims = msgspec.structs.replace(await engine.probe(), varies=True)
     async with room(backends=[engine]) as here:
         await here.finish("a")
-        branch = branch_of(here, "a")
-        sampled = [at for at, bit in enumerate(branch.mask) if bit]
-        for at in sampled:
-            branch.logprobs[at] -= 0.05
+        async with tampered(here, "a") as branch:
+            sampled = [at for at, bit in enumerate(branch.mask) if bit]
+            for at in sampled:
+                branch.logprobs[at] -= 0.05
         answer = await rescored(here)
         assert answer.rescore is not None
         assert (answer.result, answer.rescore.by_version[0].tolerance_mean) == ("ok", 0.07)
         assert codes(await rescored(here, tolerance=0.02)) == ["logprob_drift"]
-        for at in sampled:
-            branch.logprobs[at] -= 0.05
+        async with tampered(here, "a") as branch:
+            for at in sampled:
+                branch.logprobs[at] -= 0.05
         assert codes(await rescored(here)) == ["logprob_drift"]

@@ -54,10 +54,10 @@ async def test_tenants_do_not_see_each_other(autojump_clock: trio.testing.MockCl
         await here.finish("a")
         for act in (here.supervisor.get, here.supervisor.trajectory, here.supervisor.events):
             with pytest.raises(NotFound):
-                act("a", "others")
-        assert here.supervisor.get("a", None).job_id == "a"
-        assert here.supervisor.list("others").items == []
-        assert [record.job_id for record in here.supervisor.list(None).items] == ["a"]
+                await act("a", "others")
+        assert (await here.supervisor.get("a", None)).job_id == "a"
+        assert (await here.supervisor.list("others")).items == []
+        assert [record.job_id for record in (await here.supervisor.list(None)).items] == ["a"]
 
 
 async def test_nobody_can_take_the_name_of_an_admins_job(autojump_clock: trio.testing.MockClock) -> None:
@@ -67,24 +67,25 @@ async def test_nobody_can_take_the_name_of_an_admins_job(autojump_clock: trio.te
             await here.supervisor.submit(SubmitJob(job_id="x", handler="fake", instance={}), tenant)
         for tenant in ("a", "b"):
             await here.supervisor.submit(SubmitJob(job_id="y", handler="fake", instance={}), tenant)
-        assert here.supervisor.get("x", None).tenant == "default"
-        assert here.supervisor.cancel("x", None, "mine").tenant == "default"
+        assert (await here.supervisor.get("x", None)).tenant == "default"
+        assert (await here.supervisor.cancel("x", None, "mine")).tenant == "default"
         assert (await here.supervisor.wait_done("x", "default")).outcome is not None
-        assert here.supervisor.get("x", "a").outcome is None
+        assert (await here.supervisor.get("x", "a")).outcome is None
         with pytest.raises(Conflict) as caught:
-            here.supervisor.get("y", None)
+            await here.supervisor.get("y", None)
         assert caught.value.stable_code == "ambiguous_job"
 
 
 async def test_a_forgotten_job_of_one_tenant_hides_none_of_another(autojump_clock: trio.testing.MockClock) -> None:
     """An id is gone for whom it is gone, and there for whom it is there."""
-    async with room(limits=SupervisorLimits(results_max_count=1)) as here:
-        for tenant in ("a", "b"):
+    async with room() as here:
+        for tenant in ("tests", "b"):
             await here.supervisor.submit(SubmitJob(job_id="x", handler="fake", instance={}), tenant)
             await here.supervisor.wait_done("x", tenant)
+        await here.forget("x")
         with pytest.raises(Forgotten):
-            here.supervisor.get("x", "a")
-        assert here.supervisor.get("x", None).tenant == "b"
+            await here.supervisor.get("x", "tests")
+        assert (await here.supervisor.get("x", None)).tenant == "b"
 
 
 async def test_a_full_daemon_refuses_and_takes_again(autojump_clock: trio.testing.MockClock) -> None:
@@ -96,8 +97,8 @@ async def test_a_full_daemon_refuses_and_takes_again(autojump_clock: trio.testin
             await here.submit("c")
         assert caught.value.retry_after_s > 0
         with pytest.raises(NotFound):
-            here.supervisor.get("c", "tests")
-        here.supervisor.cancel("a", "tests", "room")
+            await here.supervisor.get("c", "tests")
+        await here.supervisor.cancel("a", "tests", "room")
         await here.supervisor.wait_done("a", "tests")
         await here.submit("c")
 
@@ -108,7 +109,7 @@ async def test_large_bodies_are_bounded_by_their_sum(autojump_clock: trio.testin
         await here.submit("a", {"prompt": "x" * 4000})
         with pytest.raises(Overloaded):
             await here.submit("b", {"prompt": "x" * 4000})
-        here.supervisor.cancel("a", "tests", "room")
+        await here.supervisor.cancel("a", "tests", "room")
         await here.supervisor.wait_done("a", "tests")
         await here.submit("b", {"prompt": "x" * 4000})
 
@@ -132,7 +133,7 @@ async def test_a_full_mailbox_is_a_503_and_loses_nothing(autojump_clock: trio.te
                 nursery.start_soon(submit, f"j{number}")
         assert len(accepted) + len(refused) == 50
         assert refused
-        assert {record.job_id for record in here.supervisor.list("tests", limit=100).items} == set(accepted)
+        assert {record.job_id for record in (await here.supervisor.list("tests", limit=100)).items} == set(accepted)
 
 
 async def test_draining_refuses_new_jobs_and_finishes_old_ones(autojump_clock: trio.testing.MockClock) -> None:
@@ -145,7 +146,7 @@ async def test_draining_refuses_new_jobs_and_finishes_old_ones(autojump_clock: t
         assert caught.value.stable_code == "draining"
         assert (await here.submit("a")).job_id == "a"
         await here.supervisor.wait_idle()
-        record = here.supervisor.get("a", "tests")
+        record = await here.supervisor.get("a", "tests")
         assert record.outcome is not None
         assert record.outcome.kind is OutcomeKind.OK
 
@@ -170,7 +171,7 @@ async def test_what_can_not_be_is_refused_and_leaves_nothing(
         with pytest.raises(error) as caught:
             await here.supervisor.submit(body, "tests")
         assert code is None or caught.value.stable_code == code
-        assert here.supervisor.list(None).items == []
+        assert (await here.supervisor.list(None)).items == []
         assert (await here.finish("a")).outcome is not None
 
 
@@ -187,15 +188,16 @@ async def test_old_results_are_forgotten_and_their_ids_never_run_again(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     """A forgotten job is gone (not unknown), for its tenant and for an admin."""
-    async with room(limits=SupervisorLimits(results_max_count=2)) as here:
+    async with room() as here:
         for name in "abc":
             await here.finish(name)
+        await here.forget("a")
         for tenant in ("tests", None):
             with pytest.raises(Forgotten):
-                here.supervisor.get("a", tenant)
+                await here.supervisor.get("a", tenant)
         with pytest.raises(Forgotten):
             await here.submit("a")
-        assert here.supervisor.get("c", "tests").job_id == "c"
+        assert (await here.supervisor.get("c", "tests")).job_id == "c"
 
 
 async def test_lists_page_newest_first_without_holes(autojump_clock: trio.testing.MockClock) -> None:
@@ -206,14 +208,14 @@ async def test_lists_page_newest_first_without_holes(autojump_clock: trio.testin
         seen: list[str] = []
         cursor: str | None = None
         while True:
-            page = here.supervisor.list("tests", limit=3, after=cursor)
+            page = await here.supervisor.list("tests", limit=3, after=cursor)
             seen += [record.job_id for record in page.items]
             cursor = page.next
             if cursor is None:
                 break
         assert seen == [f"j{number}" for number in reversed(range(7))]
         with pytest.raises(BadRequest):
-            here.supervisor.list("tests", after="rubbish")
+            await here.supervisor.list("tests", after="rubbish")
 
 
 async def test_many_are_cancelled_in_one_sweep(autojump_clock: trio.testing.MockClock) -> None:
@@ -228,7 +230,7 @@ async def test_many_are_cancelled_in_one_sweep(autojump_clock: trio.testing.Mock
             record = await here.supervisor.wait_done(f"j{number}", "tests")
             assert record.outcome is not None
             assert (record.outcome.kind, record.outcome.message) == (OutcomeKind.CANCELLED, "x")
-        assert here.supervisor.get("j5", "tests").outcome is None
+        assert (await here.supervisor.get("j5", "tests")).outcome is None
 
 
 async def test_gates_are_resized_live_and_zero_pauses(autojump_clock: trio.testing.MockClock) -> None:
@@ -237,7 +239,7 @@ async def test_gates_are_resized_live_and_zero_pauses(autojump_clock: trio.testi
         await here.submit("a")
         await trio.sleep(10)
         assert here.supervisor.stages().run.waiting == 1
-        assert here.supervisor.get("a", "tests").waiting_for == "run"
+        assert (await here.supervisor.get("a", "tests")).waiting_for == "run"
         assert here.supervisor.set_stages(StagesPatch(run=StagePatch(workers=1))).run.workers == 1
         record = await here.supervisor.wait_done("a", "tests")
         assert record.timing.queue_run_s == pytest.approx(10, abs=0.5)
@@ -248,7 +250,7 @@ async def test_a_trajectory_is_there_when_the_job_is_done(autojump_clock: trio.t
     async with room(backends=slow()) as here:
         await here.submit("a")
         with pytest.raises(Conflict):
-            here.supervisor.trajectory("a", "tests")
+            await here.supervisor.trajectory("a", "tests")
 
 
 async def test_whoever_follows_events_is_woken(autojump_clock: trio.testing.MockClock) -> None:
@@ -257,10 +259,12 @@ async def test_whoever_follows_events_is_woken(autojump_clock: trio.testing.Mock
         await here.submit("a")
         seen = 0
         with trio.fail_after(60):
-            while not here.supervisor.get("a", "tests").outcome:
-                await here.supervisor.wait_event("a", "tests", after=seen)
-                seen = here.supervisor.events("a", "tests")[-1].seq
-            await here.supervisor.wait_event("a", "tests", after=10_000)
+            events = await here.supervisor.follow("a", "tests")
+            while not events.is_over:
+                await events.wait_after(seen)
+                seen = events.last
+            await events.wait_after(10_000)
+            await (await here.supervisor.follow("a", "tests")).wait_after(10_000)
         assert here.supervisor.outcomes()["ok"] == 1
 
 

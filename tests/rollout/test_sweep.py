@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
 
 import pytest
 import structlog
@@ -20,6 +21,7 @@ from prorld.testing.fake_backend import FakeBackend
 from prorld.testing.fake_sandbox import FakeRuntime
 from prorld.testing.scripted_engine.script import Fault, Latency, Script
 from prorld.testing.sweep import sweep
+from prorld.wire.jobs import JobRecord
 from prorld.wire.policies import PausePolicy, ResumePolicy, UpdatePolicy
 from tests.rollout.support import Room, byte_renderer
 
@@ -27,9 +29,10 @@ from tests.rollout.support import Room, byte_renderer
 TURNS: list[list[int] | str] = ['<tool_call>{"name": "bash", "arguments": {"command": "true"}}</tool_call>', "42"]
 
 
-def crowded() -> Room:
+def crowded(state: Path | None = None) -> Room:
     """More jobs than places, two engines of which one stumbles, a sandbox that fails once."""
     return Room(
+        state=state,
         backends=[
             FakeBackend(
                 Script(turns=TURNS, latency=Latency(fixed_s=0.5), faults=[Fault(kind="reset")]), url="fake://one"
@@ -56,20 +59,20 @@ async def work(here: Room, accepted: list[str]) -> None:
         await here.submit(name, dict(instance), timeouts={"run_s": 3.0}, agent={"tools": []})
         accepted.append(name)
     await trio.sleep(1.0)
-    here.supervisor.cancel("cancelled", "tests", "not needed")
+    await here.supervisor.cancel("cancelled", "tests", "not needed")
     for name in JOBS:
         await here.supervisor.wait_done(name, "tests")
 
 
-def check(here: Room) -> None:
+async def check(here: Room) -> None:
     """Every accepted job has one end, and nothing is left."""
-    for record in here.supervisor.list("tests", limit=100).items:
-        ends = [event for event in here.supervisor.events(record.job_id, "tests") if event.event == "job.done"]
+    for record in (await here.supervisor.list("tests", limit=100)).items:
+        ends = [event for event in await here.supervisor.events(record.job_id, "tests") if event.event == "job.done"]
         assert len(ends) == 1, record.job_id
         assert record.state is JobState.DONE
         assert record.outcome is not None
         assert (record.reward is None) or record.outcome.kind.value in ("ok", "policy_limit")
-        document = here.supervisor.trajectory(record.job_id, "tests")
+        document = await here.supervisor.trajectory(record.job_id, "tests")
         assert sum(sum(branch.mask) for branch in document.branches) == sum(c.sampled_len for c in document.calls)
     counts = here.supervisor.counts()
     assert sum(counts.values()) == counts["done"], counts
@@ -88,8 +91,29 @@ async def cancel_the_daemon(victim: trio.CancelScope) -> None:
     except* Overloaded:
         # Whoever submits to a daemon on its way out is told so.
         assert victim.cancel_called
-    assert set(accepted) <= {record.job_id for record in here.supervisor.list("tests", limit=100).items}
-    check(here)
+    here.assert_clean()
+    told = {record.job_id: record for record in (await here.supervisor.list("tests", limit=100)).items}
+    assert set(accepted) <= set(told)
+    await go_on(here, told)
+
+
+async def go_on(here: Room, told: Mapping[str, JobRecord]) -> None:
+    """The next life of the daemon: what was told of an end stays, and everything else that was accepted gets one."""
+    again = crowded(here.state)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(again.run)
+        with trio.fail_after(120):
+            await again.supervisor.wait_idle()
+        await check(again)
+        nursery.cancel_scope.cancel()
+    after = {record.job_id: record for record in (await again.supervisor.list("tests", limit=100)).items}
+    assert set(told) <= set(after)
+    for name, record in told.items():
+        if record.state is JobState.DONE:
+            assert after[name] == record
+        assert after[name].created_at == record.created_at
+        numbers = [attempt.n for attempt in after[name].attempts]
+        assert numbers == sorted(set(numbers)), after[name]
 
 
 async def cancel_the_client(victim: trio.CancelScope) -> None:
@@ -103,9 +127,9 @@ async def cancel_the_client(victim: trio.CancelScope) -> None:
         await trio.testing.wait_all_tasks_blocked()
         with trio.fail_after(60):
             await here.supervisor.wait_idle()
-        check(here)
+        await check(here)
         nursery.cancel_scope.cancel()
-    assert set(accepted) <= {record.job_id for record in here.supervisor.list("tests", limit=100).items}
+    assert set(accepted) <= {record.job_id for record in (await here.supervisor.list("tests", limit=100)).items}
 
 
 async def cancel_the_jobs(victim: trio.CancelScope) -> None:
@@ -121,7 +145,7 @@ async def cancel_the_jobs(victim: trio.CancelScope) -> None:
             await here.supervisor.wait_idle()
         with pytest.raises(Overloaded):
             await here.submit("late", {})
-        check(here)
+        await check(here)
         nursery.cancel_scope.cancel()
     with pytest.raises(Overloaded):
         await here.submit("later", {})
@@ -153,7 +177,7 @@ async def cancel_the_trainer(victim: trio.CancelScope) -> None:
                     await here.policies.resume("default", ResumePolicy(pause_id="mine", version=1))
         assert here.book.gate("default").is_open
         assert {update.state for update in here.policies.updates("default").items} <= {"done"}
-        check(here)
+        await check(here)
         nursery.cancel_scope.cancel()
 
 

@@ -52,6 +52,29 @@ async def test_a_marker_tells_the_turn_without_any_memory() -> None:
             assert rest == [*turn[said:].encode(), IM_END]
 
 
+async def test_turns_are_drawn_by_lot() -> None:
+    """Sessions differ among themselves, and each says the same when it is asked again from the beginning."""
+    script = Script(turns=[[7], [8]], pick="lot")
+    first = [(await ScriptedEngine(script).sample(call(session=str(n)))).ids[0] for n in range(40)]
+    assert first == [(await ScriptedEngine(script).sample(call(session=str(n)))).ids[0] for n in range(40)]
+    assert 10 < first.count(7) < 30
+
+
+async def test_the_prompt_may_ask_for_so_many_tokens(autojump_clock: trio.testing.MockClock) -> None:
+    """The last wish counts; what a cancelled call had sampled by then is counted, too."""
+    engine = ScriptedEngine(Script(pick="asked", latency=Latency(decode_token_s=1.0)))
+    asked = byte_ids("<|im_start|>user\nfirst [[50]], then [[7]]<|im_end|>\n<|im_start|>assistant\n")
+    began = trio.current_time()
+    sampled = await engine.sample(call(asked))
+    assert (sampled.ids, sampled.finish) == ([*b"aaaaaa", IM_END], "stop")
+    assert trio.current_time() - began == pytest.approx(7.0)
+    assert (await engine.sample(call())).ids == [IM_END]
+    assert engine.sampled_total == 8
+    with trio.move_on_after(2.5):
+        await engine.sample(call(asked))
+    assert engine.sampled_total == 10
+
+
 @given(st.lists(st.integers(0, 2**20), min_size=1, max_size=40), st.text(max_size=5))
 def test_random_answers_repeat_with_their_seed(prompt: list[int], seed: str) -> None:
     """Same prompt and seed, same tokens; they are in the vocabulary and never none."""

@@ -153,7 +153,9 @@ def test_nothing_a_policy_writes_raises(text: str, opened: bool, complete: bool)
 @given(
     st.dictionaries(
         st.text(max_size=8),
-        st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=8), st.lists, max_leaves=5),
+        st.recursive(
+            st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.text(max_size=8), st.lists, max_leaves=5
+        ),
     )
 )
 def test_arguments_come_out_as_they_went_in(arguments: dict[str, object]) -> None:
@@ -209,3 +211,10 @@ def test_a_bare_object_is_a_call_where_it_is_all_there_is(text: str, statuses: l
     assert [call.status.value for call in turn.tool_calls] == statuses
     assert bool(turn.content) == (not statuses)
     assert all(call.raw in text for call in turn.tool_calls)
+
+
+def test_a_number_that_no_wire_has_is_no_argument() -> None:
+    """Trajectories are kept in MessagePack, which has 64 bits: such a call is malformed, and the rollout goes on."""
+    big = '{"name": "bash", "arguments": {"command": 1' + "0" * 30 + "}}"
+    (status,) = statuses(call(big))
+    assert status != "ok"

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import random
+import re
 from array import array
 from collections.abc import Sequence
 
 import msgspec
 
+from prorld.testing.byte_tokenizer import IM_END
 from prorld.testing.scripted_engine.script import Script
 
 __all__ = ["Answerer"]
 
 # Sessions whose place in the script is remembered; the oldest are forgotten.
 SESSIONS_MAX = 100_000
+# Where a wish for so many tokens stands: at the end of the prompt, in bytes.
+_WISH = re.compile(rb"\[\[(\d{1,7})\]\]")
+_WISH_WITHIN = 64
 
 
 class _Place(msgspec.Struct):
@@ -34,6 +39,8 @@ class Answerer:
 
     def tokens(self, prompt: Sequence[int], session: str, seed: str) -> list[int]:
         """Everything that would be said here, were there no limit."""
+        if self._script.pick == "asked":
+            return _wished(prompt)
         if not self._turns:
             return self._random(prompt, seed)
         if self._script.pick == "hash":
@@ -41,6 +48,9 @@ class Answerer:
         if self._script.pick == "marker":
             return self._after_marker(prompt)
         place = self._place(session)
+        if self._script.pick == "lot":
+            drawn = _digest([place.turn], session)
+            return self._turns[int.from_bytes(drawn[:4], "big") % len(self._turns)][place.said :]
         return self._turns[min(place.turn, len(self._turns) - 1)][place.said :]
 
     def said(self, session: str, count: int, *, aborted: bool) -> None:
@@ -72,6 +82,13 @@ class Answerer:
         rng = random.Random(_digest(prompt, seed))  # noqa: S311 - no secret
         count = 1 + int(rng.expovariate(1 / self._script.random_tokens_mean))
         return rng.choices(range(self._script.vocabulary), k=count)
+
+
+def _wished(prompt: Sequence[int]) -> list[int]:
+    """So many tokens, the end of turn among them; one where nothing is asked for."""
+    text = bytes(token for token in prompt[-_WISH_WITHIN:] if token < 256)
+    wishes = _WISH.findall(text)
+    return [*b"a" * (int(wishes[-1]) - 1), IM_END] if wishes else [IM_END]
 
 
 def _digest(prompt: Sequence[int], seed: str) -> bytes:

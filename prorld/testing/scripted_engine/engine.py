@@ -75,6 +75,7 @@ class ScriptedEngine:
         self.calls_total = 0
         self.aborted_total = 0
         self.cancelled_total = 0
+        self.sampled_total = 0
         self.finished: dict[str, int] = {"stop": 0, "length": 0, "abort": 0}
         self.waiting = 0
         self._answers = Answerer(script)
@@ -144,17 +145,27 @@ class ScriptedEngine:
         while done < len(planned) and not running.aborted:
             await self._thawed.wait()
             label, since = self.label, trio.current_time()
-            with trio.move_on_after(latency.decode_token_s * (len(planned) - done)) as scope:
-                await running.wake.wait()
-            now = len(planned)
-            if not scope.cancelled_caught and latency.decode_token_s:
-                now = min(now, done + int((trio.current_time() - since) / latency.decode_token_s))
+            now = done
+            try:
+                with trio.move_on_after(latency.decode_token_s * (len(planned) - done)) as scope:
+                    await running.wake.wait()
+                now = len(planned) if scope.cancelled_caught else self._reached(done, len(planned), since)
+            except trio.Cancelled:
+                now = self._reached(done, len(planned), since)
+                raise
+            finally:
+                self.sampled_total += now - done
             if now > done:
                 spans.append((label, done, now))
                 done = now
         ids = planned[:done]
         self.cache.store([*call.prompt, *ids], call.salt)
         return self._finish(call, ids, planned, _merged(spans), cached, script.max_model_len)
+
+    def _reached(self, done: int, planned: int, since: float) -> int:
+        """How far a call has come that decodes since then."""
+        each_s = self.script.latency.decode_token_s
+        return min(planned, done + int((trio.current_time() - since) / each_s)) if each_s else planned
 
     def _plan(self, call: Call) -> list[int]:
         room = self.script.max_model_len - len(call.prompt)

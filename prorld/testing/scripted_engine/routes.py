@@ -67,6 +67,7 @@ class ScriptedServer:
                 "waiting": engine.waiting,
                 "aborted_total": engine.aborted_total,
                 "cancelled_total": engine.cancelled_total,
+                "sampled_total": engine.sampled_total,
                 "finished": engine.finished,
                 "faults_met": self.faults.met,
                 "label": engine.label,

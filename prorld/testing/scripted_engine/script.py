@@ -83,8 +83,10 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 class Script(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The whole of it. A turn is a list of token ids, or text of ``byte_tokenizer`` that ends with its end of turn.
 
-    ``pick`` says which turn a call gets: the next one of its session, the one that follows so many occurrences of
-    ``marker`` in the prompt, or one chosen by the prompt's hash. Without turns the answers are pseudo-random.
+    ``pick`` says which turn a call gets: the next one of its session, one drawn by lot for each turn of a session (the
+    same session draws the same again), the one that follows so many occurrences of ``marker`` in the prompt, or one
+    chosen by the prompt's hash. Without turns the answers are pseudo-random, or with ``asked`` as many tokens as the
+    last ``[[n]]`` of the prompt asks for.
 
     ``flavour`` is the API that it speaks: ``prorl`` the token endpoint of that name, ``openai`` text alone. The flags
     from ``build`` on are those of vLLM, ``lora`` that of SGLang, too; ``scale_out`` opens completions in ``openai``,
@@ -98,7 +100,7 @@ class Script(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     max_model_len: Annotated[int, Meta(ge=2)] = 32768
     vocabulary: Annotated[int, Meta(ge=8)] = 512
     turns: list[list[int] | str] = []
-    pick: Literal["session", "marker", "hash"] = "session"
+    pick: Literal["session", "lot", "marker", "hash", "asked"] = "session"
     marker: tuple[int, ...] = (IM_START, *b"assistant\n")
     random_tokens_mean: Annotated[float, Meta(gt=0)] = 24.0
     latency: Latency = Latency()

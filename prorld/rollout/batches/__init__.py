@@ -1,0 +1,1 @@
+"""Batches: groups of rollouts, as many as a training step needs."""
