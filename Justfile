@@ -26,6 +26,11 @@ prorld *ARGS: (_env "demo")
 plugin DIR: (_env "demo")
     @"{{ justfile_directory() }}/scripts/plugin" "$1"
 
+# Install an optional part of prorld, by its name in pyproject.toml, as in `./just extra parquet`.
+[no-exit-message]
+extra NAME: (_env "demo")
+    @scripts/extra "$1"
+
 # Every test that needs no system package, the fast ones first; ARGS go to pytest.
 test *ARGS: (_env "dev")
     @"{{ bin }}/pytest" -m "not real" "$@"

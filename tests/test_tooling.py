@@ -16,6 +16,7 @@ SHELL_FILES = [
     "just",
     "scripts/check",
     "scripts/env",
+    "scripts/extra",
     "scripts/lock",
     "scripts/system-packages",
     "scripts/test-real",

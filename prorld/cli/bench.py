@@ -22,7 +22,7 @@ WalledT = TypeVar("WalledT", bound="msgspec.Struct")
 
 SUMMARY = "measure what the service and sandboxes cost"
 
-_WHAT = ("orchestration", "transport", "tools", "sandboxes")
+_WHAT = ("orchestration", "transport", "tools", "sandboxes", "dapo", "queue", "crash")
 
 # The flags of ``orchestration`` that set a number of its plan, and what each counts.
 _COUNTS = {
@@ -42,7 +42,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "orchestration: a daemon and a scripted engine without latency, each a process of its own, real HTTP and no\n"
         "sandbox. transport: what an engine call costs the daemon, beside httpx2 and httpx where they are installed.\n"
         "tools: a command and a cell in our sessions, beside tmux, SWE-ReX and a process for each. sandboxes: start\n"
-        "and end beside the bare runtime, memory, many at once, and what is left.\n"
+        "and end beside the bare runtime, memory, many at once, and what is left. dapo: five ways to collect groups\n"
+        "that training can learn from. queue: thousands of jobs that wait. crash: a daemon that is killed at random.\n"
         "Figures of CPU hold on a busy machine, too; of times, trust the ratios. docs/bench.md explains each."
     )
     parser.epilog = epilog(
@@ -53,6 +54,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("prorld bench tools --quick", "a quick look"),
         ("prorld bench tools --image DIR --check", "every wall, on an image that is a directory"),
         ("prorld bench sandboxes --image DIR --check", "likewise"),
+        ("prorld bench dapo --check", "batches beside what trainers do without them, ten minutes"),
+        ("prorld bench queue --check", "ten thousand jobs that wait, half of them cancelled in one call"),
+        ("prorld bench crash --kills 200 --check", "kill the daemon again and again: is all that it told still true?"),
     )
     parser.add_argument("what", choices=_WHAT, help="what to measure")
     for name, what in _COUNTS.items():
@@ -65,7 +69,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--wall", action="append", choices=("bare", "bubblewrap", "apptainer"), help="measure this alone, or these"
     )
     walled.add_argument("--live", type=positive, metavar="N", help="sandboxes at once")
-    walled.add_argument("--quick", action="store_true", help="a look, and no proof")
+    dapo = parser.add_argument_group("dapo")
+    dapo.add_argument("--speed", type=positive, metavar="N", help="seconds of the setting in one of the clock")
+    dapo.add_argument("--strategy", action="append", help="run this alone, or these")
+    crash = parser.add_argument_group("crash")
+    crash.add_argument("--kills", type=positive, metavar="N", help="how often the daemon is killed")
+    crash.add_argument("--seed", type=int, metavar="N", help="other instants")
+    parser.add_argument("--quick", action="store_true", help="all from tools on: a look, and no proof")
     parser.add_argument("--check", action="store_true", help="exit 1 when an aim is missed")
     add_json_option(parser)
 
@@ -82,7 +92,15 @@ def _seconds(text: str) -> float:
 
 def run(args: argparse.Namespace) -> int:
     """Measure and print."""
-    benches = {"orchestration": _orchestration, "transport": _transport, "tools": _tools, "sandboxes": _sandboxes}
+    benches = {
+        "orchestration": _orchestration,
+        "transport": _transport,
+        "tools": _tools,
+        "sandboxes": _sandboxes,
+        "dapo": _dapo,
+        "queue": _queue,
+        "crash": _crash,
+    }
     return benches[args.what](args)
 
 
@@ -123,6 +141,47 @@ def _sandboxes(args: argparse.Namespace) -> int:
     plan = _walled_plan(args, SandboxesPlan.quick() if args.quick else SandboxesPlan(), ("rounds", "live"))
     figures = run_trio(partial(run_sandboxes, plan, note))
     return _end(args, figures, aims_of(plan), missed(figures, plan), walls=WALLS)
+
+
+def _dapo(args: argparse.Namespace) -> int:
+    import msgspec
+
+    from prorld.bench.dapo import run_dapo
+    from prorld.bench.dapo_figures import AIMS, STRATEGIES, DapoPlan, missed
+    from prorld.cli.running import run_trio
+
+    plan = DapoPlan.quick() if args.quick else DapoPlan()
+    if args.strategy:
+        strange = sorted(set(args.strategy) - set(STRATEGIES))
+        if strange:
+            raise UsageError(f"--strategy {strange[0]}: there are {', '.join(STRATEGIES)}")
+        plan = msgspec.structs.replace(plan, steps={name: plan.steps[name] for name in args.strategy})
+    if args.speed is not None:
+        plan = msgspec.structs.replace(plan, speed=float(args.speed))
+    figures = run_trio(partial(run_dapo, plan, note))
+    return _end(args, figures, AIMS, missed(figures), walls=STRATEGIES)
+
+
+def _queue(args: argparse.Namespace) -> int:
+    from prorld.bench.queue import QueuePlan, aims_of, missed, run_queue
+    from prorld.cli.running import run_trio
+
+    plan = QueuePlan.quick() if args.quick else QueuePlan()
+    figures = run_trio(partial(run_queue, plan, note))
+    return _end(args, figures, aims_of(plan), missed(figures, plan))
+
+
+def _crash(args: argparse.Namespace) -> int:
+    import msgspec
+
+    from prorld.bench.crash import AIMS, CrashPlan, missed, run_crash
+    from prorld.cli.running import run_trio
+
+    plan = CrashPlan.quick() if args.quick else CrashPlan()
+    changes = {name: getattr(args, name) for name in ("kills", "seed") if getattr(args, name) is not None}
+    plan = msgspec.structs.replace(plan, **changes)
+    figures = run_trio(partial(run_crash, plan, note))
+    return _end(args, figures, AIMS, missed(figures, plan))
 
 
 def _walled_plan(args: argparse.Namespace, plan: WalledT, names: Iterable[str]) -> WalledT:

@@ -6,6 +6,7 @@ import argparse
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from prorld.cli.batch_groups import cancel_batch
 from prorld.cli.common import add_client_options, add_json_option, client_of, epilog
 from prorld.cli.exits import Exit, UsageError
 from prorld.cli.jobs import each
@@ -15,7 +16,7 @@ from prorld.errors import ProrldError
 if TYPE_CHECKING:
     from prorld.client import Client
 
-SUMMARY = "end jobs, or a group"
+SUMMARY = "end jobs, a group or a batch"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,9 +27,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = epilog(
         ("prorld cancel job-1 job-2", "two jobs"),
         ("prorld cancel --group g-1 --reason 'wrong prompt' --wait", "a whole group, and wait until it is gone"),
+        ("prorld cancel --batch step-12", "a batch and whatever runs for it; accepted groups stay"),
     )
     parser.add_argument("jobs", nargs="*", metavar="JOB", help="ids of jobs")
     parser.add_argument("--group", metavar="ID", help="every job of this group")
+    parser.add_argument("--batch", metavar="ID", help="this batch")
     parser.add_argument("--reason", metavar="TEXT", help="kept in the jobs' outcome")
     parser.add_argument("--wait", action="store_true", help="return when the named jobs have ended")
     add_client_options(parser)
@@ -37,9 +40,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Cancel."""
-    if bool(args.jobs) == bool(args.group):
-        raise UsageError("name jobs, or a group with --group")
+    if sum(map(bool, (args.jobs, args.group, args.batch))) != 1:
+        raise UsageError("name jobs, a group with --group, or a batch with --batch")
+    if args.batch and args.wait:
+        raise UsageError("--wait is for jobs and groups; `prorld batch watch` follows a batch to its end")
     with client_of(args) as client:
+        if args.batch:
+            cancel_batch(client, args.batch, args.reason, as_json=args.json)
+            return Exit.OK
         if args.group:
             cancelling, words = _cancel_group(client, args.group, args.reason)
         elif len(args.jobs) == 1:

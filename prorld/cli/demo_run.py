@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shlex
 import sys
 import time
 from collections import Counter
@@ -20,6 +21,7 @@ from prorld.client import Client, ClientError
 from prorld.domain.job import AgentLimits, JobState, Sampling
 from prorld.domain.outcome import OutcomeKind
 from prorld.errors import ProrldError
+from prorld.store.journal import JOURNAL_FILE
 from prorld.wire.events import JobEvent
 from prorld.wire.jobs import JobRecord, SubmitJob
 from prorld.wire.trajectory import Trajectory
@@ -55,11 +57,12 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """What the demo did."""
+    """What the demo did. ``kept_in`` is the state directory whose journal has it all."""
 
     rows: list[Row]
     wall_s: float
     good: bool
+    kept_in: str = ""
 
 
 def drive(address: str, state_dir: Path, n: int, within_s: float) -> Report:
@@ -77,7 +80,8 @@ def drive(address: str, state_dir: Path, n: int, within_s: float) -> Report:
         directory.mkdir(mode=0o700, exist_ok=True)
         rows = [_keep(client, record, directory) for record in records]
     _forget_old(directory)
-    return Report(rows=rows, wall_s=time.monotonic() - started, good=is_good(records))
+    kept_in = str(state_dir) if (state_dir / JOURNAL_FILE).is_file() else ""
+    return Report(rows=rows, wall_s=time.monotonic() - started, good=is_good(records), kept_in=kept_in)
 
 
 def until_ready(client: Client, within_s: float) -> None:
@@ -201,6 +205,9 @@ def report_lines(report: Report, view: View) -> Iterator[str]:
         yield "look closer:"
         yield f"  {program()} show {shown.file}"
         yield f"  {program()} show {shown.file} --tokens"
+    if report.kept_in:
+        yield "all that was kept:"
+        yield f"  {program()} export --state-dir {shlex.quote(report.kept_in)} -o demo.jsonl"
     yield "go on:"
     yield f"  {program()} serve          # a daemon that stays; then `{program()} submit --help`"
 

@@ -11,6 +11,7 @@ from typing import Protocol
 from prorld import __version__
 from prorld.cli import (
     backends,
+    batch,
     bench,
     cancel,
     check_config,
@@ -19,6 +20,7 @@ from prorld.cli import (
     doctor,
     drain,
     engine,
+    export,
     handlers,
     image,
     jobs,
@@ -60,9 +62,11 @@ COMMANDS: dict[str, Command] = {
     "serve": serve,
     "demo": demo,
     "submit": submit,
+    "batch": batch,
     "jobs": jobs,
     "show": show,
     "verify": verify,
+    "export": export,
     "cancel": cancel,
     "status": status,
     "drain": drain,

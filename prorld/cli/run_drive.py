@@ -117,7 +117,7 @@ class Driver:
             self._client = None
 
     def _lose_connection(self) -> None:
-        """What ran may be unknown to the next daemon: everything is handed in again, which does no harm to the same."""
+        """What runs is handed in again: the same job to a daemon that knows it, a new one to any other."""
         self.close()
         self._todo.extendleft(reversed(self._running.values()))
         self._running.clear()
@@ -151,7 +151,7 @@ class Driver:
 
     def _refused(self, sample: Sample, error: ClientError) -> None:
         if error.stable_code in _UNKNOWN and sample.again < AGAIN_MAX:
-            # It ended and nobody took it in time.
+            # It ended, and nobody took it before it was forgotten.
             self._todo.appendleft(sample.another())
         elif error.may_retry:
             self._submit_at = time.monotonic() + (error.retry_after_s or 1.0)
@@ -222,7 +222,7 @@ class Driver:
         self._todo.appendleft(sample.another())
 
     def _lost(self, sample: Sample, error: ClientError) -> None:
-        """The daemon does not know the job: it was started anew, or has forgotten it. What ended in it is gone."""
+        """The daemon does not know the job, as one on another state directory, or has forgotten it: once more."""
         if error.stable_code not in _UNKNOWN or sample.again >= AGAIN_MAX:
             raise error
         del self._running[sample.job_id]

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, BinaryIO
 
 import msgspec
 
 from prorld.cli.exits import UsageError
+from prorld.cli.own_file import own_file
 from prorld.domain.outcome import Outcome
 from prorld.wire.jobs import JobRecord
 from prorld.wire.trajectory import Trajectory
@@ -88,13 +87,5 @@ class OutFile:
 @contextmanager
 def open_out(name: str) -> Iterator[OutFile]:
     """Open or make the file, for this process alone."""
-    try:
-        descriptor = os.open(Path(name), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    except OSError as exc:
-        raise UsageError(f"{name} can't be written: {exc.strerror}") from exc
-    with open(descriptor, "r+b") as file:  # noqa: PTH123 - a descriptor
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as exc:
-            raise UsageError(f"{name} is being written by another run") from exc
+    with own_file(name) as file:
         yield OutFile(file, name)

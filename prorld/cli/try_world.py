@@ -33,6 +33,8 @@ from prorld.rollout.clock import SystemClock
 from prorld.rollout.life import World
 from prorld.rollout.stages import Gates
 from prorld.rollout.supervisor import Supervisor, SupervisorLimits
+from prorld.store.journal import Journal
+from prorld.store.reader import Reader
 from prorld.testing.byte_tokenizer import write_byte_tokenizer
 from prorld.testing.fake_backend import FakeBackend
 from prorld.testing.scripted_engine.script import Script
@@ -96,7 +98,12 @@ async def roll_out(
     assert job.job_id is not None
     failures: list[Failure] = []
     _watch_failures(registry.get(job.handler), failures)
-    async with _joined(engine) as joined, open_runtime(sandbox, loaded) as runtime, trio.open_nursery() as nursery:
+    async with (
+        _joined(engine) as joined,
+        open_runtime(sandbox, loaded) as runtime,
+        _journal() as journal,
+        trio.open_nursery() as nursery,
+    ):
         metrics = Metrics()
         pool = BackendPool(joined.factories, metrics)
         await nursery.start(pool.run, name="pool")
@@ -110,13 +117,16 @@ async def roll_out(
             boot_id="try",
             verdicts=DEFAULT_VERDICTS,
             metrics=metrics,
+            journal=journal,
         )
-        supervisor = Supervisor(world, registry, policies=[POLICY], limits=SupervisorLimits())
+        supervisor = Supervisor(
+            world, registry, policies=[POLICY], limits=SupervisorLimits(), reader=Reader(journal.path)
+        )
         async with registry.open_all(), trio.open_nursery() as jobs:
             await jobs.start(supervisor.run, name="supervisor")
             await supervisor.submit(job, TENANT)
             await _follow(supervisor, job.job_id, on_event)
-            document = supervisor.trajectory(job.job_id, TENANT)
+            document = await supervisor.trajectory(job.job_id, TENANT)
             jobs.cancel_scope.cancel("the rollout is over")
         nursery.cancel_scope.cancel("the rollout is over")
     return Rollout(document=document, failures=failures)
@@ -124,14 +134,25 @@ async def roll_out(
 
 async def _follow(supervisor: Supervisor, job_id: str, on_event: Callable[[JobEvent], None]) -> None:
     """Hand out the job's events as they come, up to its end."""
-    seen, over = 0, False
-    while not over:
-        await supervisor.wait_event(job_id, TENANT, after=seen)
-        for event in supervisor.events(job_id, TENANT, after=seen, limit=EVENTS_PAGE):
+    events, seen = await supervisor.follow(job_id, TENANT), 0
+    while seen < events.last or not events.is_over:
+        await events.wait_after(seen)
+        for event in events.after(seen, EVENTS_PAGE):
             on_event(event)
             seen = event.seq
-            over = over or event.event == "job.done"
     await supervisor.wait_done(job_id, TENANT)
+
+
+@asynccontextmanager
+async def _journal() -> AsyncIterator[Journal]:
+    """One that nobody will read again."""
+    with tempfile.TemporaryDirectory(prefix="prorld-try-") as place:
+        journal = Journal(Path(place))
+        await journal.open()
+        async with trio.open_nursery() as nursery:
+            await nursery.start(journal.run, name="journal")
+            yield journal
+            nursery.cancel_scope.cancel("the rollout is over")
 
 
 def _watch_failures(handler: AgentHandler[Any], failures: list[Failure]) -> None:

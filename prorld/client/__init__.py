@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from prorld.client.errors import ClientError
+from prorld.client.groups import columns, usable
 from prorld.client.sync import Client
 
-__all__ = ["Client", "ClientError"]
+__all__ = ["Client", "ClientError", "columns", "usable"]

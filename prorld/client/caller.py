@@ -9,7 +9,7 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 
-from prorld.client.errors import BAD_REPLY, ClientError
+from prorld.client.errors import BAD_REPLY, CONNECTION_LOST, NO_DAEMON, ClientError
 from prorld.client.find import TOKEN_VARIABLE, Target
 from prorld.client.http import JSON, MSGPACK, Reply, Transport
 from prorld.wire.ops import ErrorBody
@@ -23,14 +23,20 @@ UNAUTHORIZED = 401
 # The longest that one long-poll asks for; a longer wait is several of them.
 LONG_POLL_S = 30.0
 _BACKOFF_S = (0.1, 0.3, 1.0, 2.0)
+_AWAY = frozenset({NO_DAEMON, CONNECTION_LOST})
 
 
 class Caller:
-    """One kept connection, and the patience of whoever calls over it."""
+    """One kept connection, and the patience of whoever calls over it.
 
-    def __init__(self, target: Target, patience_s: float) -> None:
-        self._transport = Transport(target.address, target.token)
-        self._token_from = target.token_from if target.token else None
+    ``find`` says where the daemon is. It is asked again while nobody answers: a daemon that was started again may
+    listen elsewhere, and its state directory tells where.
+    """
+
+    def __init__(self, find: Callable[[], Target], patience_s: float) -> None:
+        self._find = find
+        self._target = find()
+        self._transport = Transport(self._target.address, self._target.token)
         self._patience_s = patience_s
 
     @property
@@ -52,10 +58,11 @@ class Caller:
         within_s: float = REQUEST_S,
         also: tuple[int, ...] = (),
         accept: str = JSON,
+        patience_s: float | None = None,
     ) -> T:
         """One call, tried again while that can do no harm and patience lasts. Raises ``ClientError``."""
         data = None if body is None else msgspec.json.encode(body)
-        until = time.monotonic() + self._patience_s
+        until = time.monotonic() + (self._patience_s if patience_s is None else patience_s)
         attempt = 0
         while True:
             try:
@@ -65,8 +72,22 @@ class Caller:
                 pause = exc.retry_after_s or _BACKOFF_S[min(attempt, len(_BACKOFF_S) - 1)]
                 if not exc.may_retry or time.monotonic() + pause > until:
                     raise
+                is_away = exc.stable_code in _AWAY
             time.sleep(pause)  # noqa: TID251 - there is no event loop on this side
+            if is_away:
+                self._follow()
             attempt += 1
+
+    def _follow(self) -> None:
+        try:
+            target = self._find()
+        except ClientError:
+            # Its directory says nothing while it starts; the next try looks again.
+            return
+        if target != self._target:
+            self._transport.close()
+            self._target = target
+            self._transport = Transport(target.address, target.token)
 
     def _told(self, reply: Reply, kind: type[T], also: tuple[int, ...]) -> T:
         try:
@@ -75,7 +96,7 @@ class Caller:
             if exc.status != UNAUTHORIZED:
                 raise
             cure = f"no token is known for {self._transport.address}: set ${TOKEN_VARIABLE}"
-            words = cure if self._token_from is None else f"it came from {self._token_from}"
+            words = f"it came from {self._target.token_from}" if self._target.token else cure
             message = f"{exc.message} ({words})"
             raise ClientError(message, code=exc.stable_code, status=exc.status, details=exc.details) from exc
 

@@ -10,6 +10,8 @@ from prorld.errors import ProrldError
 NO_DAEMON = "no_daemon"
 CONNECTION_LOST = "connection_lost"
 BAD_REPLY = "bad_reply"
+# Nothing new came while the caller was willing to wait.
+NOTHING_NEW = "nothing_new"
 BAD_ADDRESS = "bad_address"
 TOKEN_UNREADABLE = "token_unreadable"  # noqa: S105 - the name of an error, no secret
 TOKEN_EXPOSED = "token_exposed"  # noqa: S105 - the name of an error, no secret

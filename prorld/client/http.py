@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import http.client
 import socket
+import ssl
 import time
 from typing import NamedTuple
 
@@ -137,6 +138,10 @@ class Transport:
         if isinstance(exc, (ConnectionRefusedError, FileNotFoundError)):
             message = f"no daemon answers at {self.address}; start one with `prorld serve`"
             return ClientError(message, code=NO_DAEMON, retryable=True)
+        if isinstance(exc, ssl.SSLCertVerificationError):
+            # Nothing about it changes by itself.
+            message = f"{self.address} is not trusted: {exc.verify_message}; name its authority by $SSL_CERT_FILE"
+            return ClientError(message, code=CONNECTION_LOST)
         if isinstance(exc, TimeoutError):
             return ClientError(f"{self.address} did not answer in time", code=CONNECTION_LOST, retryable=True)
         what = str(exc) or type(exc).__name__

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Sequence
+from functools import partial
 from types import NoneType, TracebackType
 from typing import Self
 
 import msgspec
 
+from prorld.client.batches import BatchCalls
 from prorld.client.caller import LONG_POLL_S, REQUEST_S, Caller, part, query
 from prorld.client.errors import ClientError
 from prorld.client.find import find
@@ -56,8 +58,8 @@ RESCORE_S = 240.0
 _ID_BYTES = 10
 
 
-class Client:
-    """A daemon's jobs and state. Finds the daemon of this host by itself; not for several threads at once.
+class Client(BatchCalls):
+    """A daemon's jobs, batches and state. Finds the daemon of this host by itself; not for several threads at once.
 
     ``patience_s`` is how long one call may go on trying after a refusal that is worth a repeat (an overloaded daemon, a
     lost connection); 0 tells at once.
@@ -71,8 +73,7 @@ class Client:
         *,
         patience_s: float = 10.0,
     ) -> None:
-        self._caller = Caller(find(address, token, state_dir), patience_s)
-        self._call = self._caller.call
+        super().__init__(Caller(partial(find, address, token, state_dir), patience_s))
 
     def __enter__(self) -> Self:
         return self

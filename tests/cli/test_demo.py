@@ -76,7 +76,9 @@ def test_the_report_shows_table_sums_and_one_conversation(make, tmp_path):
     best = Row(record=make.record(), tool_calls=2, file=str(file))
     worse = Row(record=make.record(job_id="job-2", reward=0.0), tool_calls=9, file=str(file))
     assert pick([worse, best]) is best
-    text = "\n".join(report_lines(Report(rows=[worse, best], wall_s=4.0, good=True), View(Style(on=False), 80)))
+    report = Report(rows=[worse, best], wall_s=4.0, good=True, kept_in="/a state")
+    text = "\n".join(report_lines(report, View(Style(on=False), 80)))
+    assert "prorld export --state-dir '/a state' -o demo.jsonl" in text
     assert "2 rollouts in 4.0 s: 2 ok; 2 graded, mean reward 0.50; 8 tokens sampled (2/s); 11 tool calls" in text
     assert f"prorld show {file} --tokens" in text
     assert "ANSWER: 4" in text

@@ -99,6 +99,52 @@ def test_a_run_that_is_interrupted_goes_on(tmp_path):
     assert_exact(out)
 
 
+# By lot, half of the answers are right: most groups teach something.
+COIN = Script(turns=["It is \\boxed{4}.", "It is \\boxed{5}."], pick="lot", latency=Latency(fixed_s=0.05))
+GROUPS = 3
+
+
+def ended(place: Path, *argv: str) -> tuple[int, str]:
+    """A command to its end."""
+    command = prorld(place, *argv)
+    out, err = command.communicate(timeout=120)
+    return command.returncode, out + err
+
+
+def test_a_batch_from_prompts_to_a_file_of_groups(tmp_path):
+    """Submit, watch, write and acknowledge; the same again writes nothing, and the next batch takes what was left."""
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"problem": f"{n} - {n - 4}", "answer": "4"}) + "\n" for n in range(24)))
+    asked = ("batch", "submit", str(prompts), "--handler", "math", "--target", str(GROUPS), "--samples", "4")
+    file = tmp_path / "groups.jsonl"
+    written = ("batch", "groups", "one", "--trajectories", "--instances", "-o", str(file), "--ack")
+    with scripted_engine(tmp_path, COIN) as engine, daemon(tmp_path, engine, talkative=True):
+        assert ended(tmp_path, *asked, "--id", "one") == (0, "one\n")
+        assert ended(tmp_path, *asked, "--id", "one") == (0, "one\n")
+        code, out = ended(tmp_path, "batch", "watch", "one")
+        assert (code, "batch.end  complete" in out) == (0, True), out
+        assert ended(tmp_path, *written) == (0, f"{GROUPS} groups written to {file}\n")
+        assert ended(tmp_path, *written) == (0, f"0 groups written to {file}\n")
+        found = [json.loads(line)["group"] for line in lines(file)]
+        assert len(found) == GROUPS
+        for group in found:
+            assert set(group["rewards"]) == {0.0, 1.0}
+            assert [one["job"]["job_id"] for one in group["trajectories"]] == group["job_ids"]
+            assert group["instance"]["answer"] == "4"
+        code, out = ended(tmp_path, "batch", "show", "one", "--json")
+        record = json.loads(out)
+        assert (record["state"], record["groups"]["informative"]) == ("complete", GROUPS)
+        assert record["acknowledged"] >= found[-1]["seq"]
+        assert ended(tmp_path, *asked, "--id", "two", "--carry-from", "one", "--leftovers", "cancel")[0] == 0
+        assert ended(tmp_path, "batch", "watch", "two", "--json")[0] == 0
+        code, out = ended(tmp_path, "batch", "list")
+        assert (code, [line.split()[0] for line in out.splitlines()]) == (0, ["BATCH", "two", "one"])
+        code, out = ended(tmp_path, "cancel", "--batch", "two")
+        assert (code, "already ended: complete" in out) == (0, True)
+        code, out = ended(tmp_path, "batch", "show", "three")
+        assert (code, out) == (1, "prorld: there is no batch three\n")
+
+
 def test_jobs_are_watched_live(tmp_path):
     """The list is printed again as it changes, until Ctrl-C; a daemon that goes away ends it with words."""
     with scripted_engine(tmp_path, SCRIPT) as engine, daemon(tmp_path, engine) as here, here.client() as client:

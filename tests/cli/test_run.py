@@ -305,7 +305,7 @@ def test_a_bad_line_is_named_before_anything_is_sent(run, tasks, line, words):
 def test_two_runs_do_not_share_a_file(tmp_path):
     """The second is refused."""
     name = str(tmp_path / "out.jsonl")
-    with open_out(name), pytest.raises(UsageError, match="another run"), open_out(name):
+    with open_out(name), pytest.raises(UsageError, match="another command"), open_out(name):
         pass
 
 

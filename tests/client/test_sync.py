@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import http.server
 import json
 import socket
-import socketserver
-import threading
-from contextlib import contextmanager
 
 import msgspec
 import pytest
@@ -17,6 +13,8 @@ from prorld.client import http as client_http
 from prorld.client.find import parse_address
 from prorld.domain.job import Timing
 from prorld.wire.jobs import JobRecord, SubmitJob
+from tests.certificates import own_certificate
+from tests.client.serving import error, serving
 
 RECORD = {
     "job_id": "j",
@@ -29,84 +27,11 @@ RECORD = {
 }
 
 
-class Script:
-    """What the server answers, in order, and what it was asked."""
-
-    def __init__(self, *answers):
-        self.answers = list(answers)
-        self.asked = []
-
-    def next(self, method, path, headers, body):
-        self.asked.append((method, path, dict(headers), body))
-        return self.answers.pop(0)
-
-
-def handler_for(script):
-    """A request handler that plays the script. ``None`` cuts the connection without an answer."""
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def _do(self):
-            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            answer = script.next(self.command, self.path, self.headers, body)
-            if answer is None:
-                self.close_connection = True
-                return
-            status, payload, *more = answer
-            data = payload if isinstance(payload, bytes) else json.dumps(payload).encode()
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(data)))
-            for name, value in (more[0] if more else {}).items():
-                self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(data)
-
-        do_GET = do_POST = do_PATCH = _do  # noqa: N815 - names that http.server asks for
-
-        def log_message(self, *args):
-            pass
-
-        def address_string(self):
-            return "peer"
-
-    return Handler
-
-
-class UnixServer(socketserver.ThreadingUnixStreamServer):
-    daemon_threads = True
-
-
-@contextmanager
-def serving(*answers, unix=None):
-    """A server that plays ``answers``; yields its address and the script."""
-    script = Script(*answers)
-    server: socketserver.BaseServer
-    if unix is None:
-        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler_for(script))
-        address = f"127.0.0.1:{server.server_address[1]}"
-    else:
-        server = UnixServer(str(unix), handler_for(script))
-        address = f"unix:{unix}"
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-    thread.start()
-    try:
-        yield address, script
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
-
-
 def refused(client):
     """The error of a call that must not succeed."""
     with pytest.raises(ClientError) as caught:
         client.get("j")
     return caught
-
-
-def error(code, *, retryable=False, message="words"):
-    return {"error": {"code": code, "message": message, "retryable": retryable}}
 
 
 def test_a_job_is_submitted_with_an_id_and_the_token():
@@ -230,6 +155,21 @@ def test_a_unix_socket_serves_as_well(tmp_path):
     with serving((200, RECORD), (200, RECORD), unix=tmp_path / "s") as (address, _), Client(address) as client:
         assert client.get("j").job_id == "j"
         assert client.get("j").job_id == "j"
+
+
+def test_a_daemon_behind_tls_is_spoken_to_where_it_is_trusted(tmp_path, monkeypatch):
+    """By the authority that the machine, or the caller, names; another one is told at once, with the cure."""
+    certificate, context = own_certificate(tmp_path)
+    with serving((200, RECORD), (200, RECORD), tls=context) as (address, script):
+        with Client(address, "tok") as client:
+            caught = refused(client)
+        assert (caught.value.stable_code, caught.value.may_retry) == ("connection_lost", False)
+        assert "SSL_CERT_FILE" in caught.value.message
+        assert script.asked == []
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+        with Client(address, "tok") as client:
+            assert client.get("j").job_id == "j"
+            assert client.get("j").job_id == "j"
 
 
 def test_nobody_listening_is_told_with_the_cure():

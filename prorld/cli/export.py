@@ -1,0 +1,136 @@
+"""``prorld export``: what a journal keeps of ended jobs, as JSON lines or Parquet; with or without a daemon."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+from prorld.cli.common import epilog
+from prorld.cli.exits import Exit, UsageError
+from prorld.cli.output import clean, count, note
+
+if TYPE_CHECKING:
+    from prorld.cli.export_out import Sink
+    from prorld.store.archive import Archive, Wanted
+
+SUMMARY = "trajectories of ended jobs, as JSON lines or Parquet"
+
+_AGE = re.compile(r"(?P<n>\d{1,6})(?P<unit>[smhd])")
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+MISSING_NAMED_MAX = 5
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.description = (
+        "Writes the trajectories that a state directory keeps, oldest first: a document a line, or Parquet with a row\n"
+        "for each branch. It reads the journal itself, so no daemon is needed, and one that runs is not disturbed.\n"
+        "FILE appears when it is whole. Exit 1 when a job that was named is not there, or something kept is damaged."
+    )
+    parser.epilog = epilog(
+        ("prorld export > all.jsonl", "everything that is kept"),
+        ("prorld export --verdict use --since 24h -o day.jsonl", "what may be trained on, of the last day"),
+        ("prorld export --batch step-12 --format parquet -o step-12.parquet", "a batch, in columns"),
+        ("prorld export --job job-1 --no-trajectories", "the record alone"),
+    )
+    which = parser.add_argument_group("which jobs (what is given has to hold together; by default all)")
+    which.add_argument("--job", action="append", default=[], metavar="ID", help="this one; may be repeated")
+    which.add_argument("--group", metavar="ID", help="members of this group")
+    which.add_argument("--batch", metavar="ID", help="members of this batch's groups")
+    which.add_argument("--handler", metavar="NAME", help="of this kind of task")
+    which.add_argument("--tenant", metavar="NAME", help="of this tenant")
+    which.add_argument("--verdict", choices=("use", "mask", "drop"), help="with this verdict")
+    which.add_argument("--since", type=instant, metavar="T", help="that ended since: an instant, or 90m, 24h, 7d ago")
+    parser.add_argument("--format", choices=("jsonl", "parquet"), help="default: by FILE's ending, else jsonl")
+    parser.add_argument("-o", "--output", default="-", metavar="FILE", help="where to, - for stdout (default)")
+    parser.add_argument("--no-trajectories", action="store_true", help="records only")
+    parser.add_argument("--state-dir", metavar="DIR", help="whose journal [$PRORLD_STATE]")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Export."""
+    from prorld.cli.export_out import open_sink
+    from prorld.client.find import state_dir
+    from prorld.store.archive import Archive
+    from prorld.store.journal import JOURNAL_FILE
+
+    path = state_dir(args.state_dir) / JOURNAL_FILE
+    if not path.is_file():
+        demo = path.parent / "demo"
+        other = f"the demo's is in --state-dir {demo}" if (demo / JOURNAL_FILE).is_file() else None
+        raise UsageError(f"there is no journal in {path.parent}; {other or '--state-dir names another place'}")
+    kind = args.format or ("parquet" if args.output.endswith(".parquet") else "jsonl")
+    archive = Archive(path)
+    try:
+        with open_sink(kind, args.output, trajectories=not args.no_trajectories) as sink:
+            written, damaged = _copy(archive, _wanted(args), sink, args)
+        missing = archive.missing(args.job)
+    finally:
+        archive.close()
+    if not written and not missing:
+        note("no ended job is like that; nothing was written")
+    elif args.output != "-":
+        note(f"{count(written, 'job')} in {clean(args.output)}")
+    for job_id, why in list(missing.items())[:MISSING_NAMED_MAX]:
+        note(f"job {clean(job_id)} is not among the ended ones: {_WHY[why]}")
+    if len(missing) > MISSING_NAMED_MAX:
+        note(f"and {len(missing) - MISSING_NAMED_MAX} more")
+    if damaged:
+        note(f"{count(damaged, 'job')} could not be read whole and {'is' if damaged == 1 else 'are'} left out")
+    return Exit.FAILED if missing or damaged else Exit.OK
+
+
+_WHY = {"unknown": "unknown here", "live": "it has not ended", "forgotten": "it is forgotten"}
+
+
+def _wanted(args: argparse.Namespace) -> Wanted:
+    from prorld.domain.outcome import Verdict
+    from prorld.store.archive import Wanted
+
+    return Wanted(
+        job_ids=list(dict.fromkeys(args.job)),
+        tenant=args.tenant,
+        group_id=args.group,
+        batch_id=args.batch,
+        handler=args.handler,
+        since=args.since,
+        verdict=None if args.verdict is None else Verdict(args.verdict),
+    )
+
+
+def _copy(archive: Archive, wanted: Wanted, sink: Sink, args: argparse.Namespace) -> tuple[int, int]:
+    """How many were written, and how many could not be."""
+    from prorld.cli.export_out import Progress
+
+    progress = Progress(sys.stderr, on=sys.stderr.isatty() and not (args.output == "-" and sys.stdout.isatty()))
+    written = damaged = 0
+    try:
+        for found in archive.found(wanted, trajectories=not args.no_trajectories):
+            if found.damage:
+                progress.clear()
+                note(f"job {clean(found.record.job_id)} is damaged: {clean(found.damage)}")
+                damaged += 1
+                continue
+            sink.write(found)
+            written += 1
+            progress.show(written, sink.bytes_written)
+    finally:
+        progress.clear()
+    return written, damaged
+
+
+def instant(text: str) -> str:
+    """An argparse type: an RFC 3339 instant, or how long ago, as records have it."""
+    age = _AGE.fullmatch(text)
+    try:
+        if age is not None:
+            then = datetime.now(UTC) - timedelta(seconds=int(age["n"]) * _SECONDS[age["unit"]])
+        else:
+            then = datetime.fromisoformat(text)
+            then = then.astimezone(UTC) if then.tzinfo is not None else then.replace(tzinfo=UTC)
+    except (ValueError, OverflowError):
+        raise argparse.ArgumentTypeError(f"{text!r} is neither like 2026-01-31T12:00:00Z nor like 24h") from None
+    return f"{then:%Y-%m-%dT%H:%M:%S}.{then.microsecond // 1000:03}Z"
