@@ -49,8 +49,12 @@ def script() -> Script:
     return Script(turns=[ANSWER], max_model_len=1 << 20)
 
 
-def configuration(place: Path, engine: str, *, places: int, connections: int) -> str:
-    """The daemon's settings: wide enough that no gate or bound is what is measured, and defaults otherwise."""
+def configuration(place: Path, engine: str, *, places: int, connections: int, running: int | None = None) -> str:
+    """The daemon's settings: wide enough that no gate or bound is what is measured, and defaults otherwise.
+
+    Nothing is audited: those calls would be counted among the ones that the engine is told to hold. ``running`` makes
+    RUN narrower.
+    """
     return f"""\
 backends = [{{ kind = "vllm", url = "{engine}" }}]
 
@@ -60,11 +64,14 @@ connections_max = {connections}
 
 [stages]
 init = {places}
-run = {places}
+run = {places if running is None else running}
 eval = {places}
 
 [admission]
 enabled = false
+
+[audit]
+share = 0.0
 
 [limits]
 jobs_max = {2 * places + 1000}
@@ -93,11 +100,12 @@ async def run_daemon(
     *,
     places: int,
     connections: int,
+    running: int | None = None,
     task_status: trio.TaskStatus[Daemon] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """``prorld serve`` as a process of its own until cancelled. Raises ``BenchFailed`` when it ends by itself."""
     config, state, log = place / "prorld.toml", place / "state", place / "daemon.log"
-    config.write_text(configuration(place, engine, places=places, connections=connections))
+    config.write_text(configuration(place, engine, places=places, connections=connections, running=running))
     argv = [sys.executable, "-m", "prorld.cli", "serve", "--config", str(config), "--state-dir", str(state)]
     # Into a file, as a batch system does it: through a pipe, every line would wake the bench on the daemon's time.
     with log.open("wb") as output:

@@ -166,7 +166,7 @@ def main() -> None:
     """Measure what the command line says."""
     client, url, level, rounds, seconds = sys.argv[1:]
     # As the daemon sets it, and the same for all.
-    gc.set_threshold(50_000, 20, 100)
+    gc.set_threshold(10_000, 10, 1_000)
     trio.run(measure, client, url, int(level), int(rounds), float(seconds))
 
 
