@@ -127,10 +127,11 @@ def job(name: str) -> SubmitJob:
 
 
 def assert_nothing_left(allocation: Allocation) -> None:
-    """No process, no state, no address."""
+    """No process, no state, no address; for a next run, what it goes on with."""
     until(lambda: not allocation.processes(), 5, "no process of the job is left")
     assert not list(allocation.scratch.iterdir())
-    assert not allocation.shared.exists()
+    assert [path.name for path in allocation.shared.iterdir()] == ["kept"]
+    assert {path.name for path in (allocation.shared / "kept").iterdir()} >= {"journal.sqlite", "token"}
 
 
 def test_it_drains_before_the_limit(submit: Callable[..., Allocation], capsys: pytest.CaptureFixture[str]) -> None:
