@@ -2,7 +2,10 @@
 
 from prorld.errors import BadRequest, GraderError, HandlerError, Impossible, SandboxError
 from prorld.handlers.base import AgentHandler, Grade, JobContext, Model, NoConfig, RunResult, Turn
+from prorld.handlers.commands import PluginCommand, Workshop
+from prorld.handlers.datasets import Dataset, PackageFiles
 from prorld.handlers.grader import Grader, open_grader, run_grader
+from prorld.handlers.play import Play, common_plays, tool_call
 from prorld.sandbox.contract import USED_UP, CommandResult, Sandbox, SandboxLimits, SandboxSpec
 
 __all__ = [
@@ -10,6 +13,7 @@ __all__ = [
     "AgentHandler",
     "BadRequest",
     "CommandResult",
+    "Dataset",
     "Grade",
     "Grader",
     "GraderError",
@@ -18,12 +22,18 @@ __all__ = [
     "JobContext",
     "Model",
     "NoConfig",
+    "PackageFiles",
+    "Play",
+    "PluginCommand",
     "RunResult",
     "Sandbox",
     "SandboxError",
     "SandboxLimits",
     "SandboxSpec",
     "Turn",
+    "Workshop",
+    "common_plays",
     "open_grader",
     "run_grader",
+    "tool_call",
 ]

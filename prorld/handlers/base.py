@@ -28,6 +28,7 @@ from prorld.domain.job import AgentLimits, Sampling
 from prorld.domain.messages import Message
 from prorld.domain.outcome import Stage, StopReason
 from prorld.errors import HandlerError, Impossible
+from prorld.handlers.play import Play, common_plays
 from prorld.inference.contract import Model, Turn
 from prorld.sandbox.contract import Sandbox, SandboxSpec
 
@@ -144,6 +145,19 @@ class JobContext(Protocol[InstanceT_co]):
         """Put a line into the job's events, for people who watch."""
         ...
 
+    def measure(self, name: str, value: float) -> None:
+        """Put a figure into the record's ``metrics``; it is no part of the reward, and there without a grade, too."""
+        ...
+
+    async def ask(
+        self, policy: str, messages: Sequence[Message], *, max_tokens: int = 512, limit_s: float = 60.0
+    ) -> str:
+        """What another policy's engine answers, greedily; for graders that need a judge. Usable in EVAL.
+
+        It is no part of the trajectory. Raises ``GraderError`` where that policy can't be asked or does not answer.
+        """
+        ...
+
 
 class AgentHandler(ABC, Generic[InstanceT]):
     """One kind of task."""
@@ -221,6 +235,13 @@ class AgentHandler(ABC, Generic[InstanceT]):
     def used(self, job: JobContext[InstanceT], use: ToolUse) -> None:
         """Told of every call of a tool and of what became of it; by default the job counts it. Must not block."""
         job.tool_used(use.tool, use.seconds, use.facts)
+
+    def plays(self, instance: InstanceT) -> Sequence[Play]:
+        """Policies whose reward on this instance is known: for preflight and for tests.
+
+        Add ``gold``, ``wrong`` and each ``cheat:...`` that the task has to withstand to what is here by default.
+        """
+        return common_plays()
 
     @abstractmethod
     def prompt(self, instance: InstanceT) -> Sequence[Message]:

@@ -86,6 +86,7 @@ class JobEntry:
         self.result: RunResult | None = None
         self.carried: Mapping[str, bytes] = {}
         self.grade: Grade | None = None
+        self.metrics: dict[str, float] = {}
         self.outcome: Outcome | None = None
         self.verdict: Verdict | None = None
         self.created_at = clock.wall() if earlier is None else earlier.created_at
@@ -128,6 +129,7 @@ class JobEntry:
         self.result = None
         self.carried = {}
         self.grade = None
+        self.metrics = {}
         self.events.emit("job.attempt", started_at, n=n, what="began")
         return n
 
@@ -260,6 +262,7 @@ class JobEntry:
             verdict=self.verdict,
             reward=self.reward,
             reward_parts={} if self.grade is None else self.grade.parts,
+            metrics=dict(self.metrics),
             stop_reason=self.stop,
             attempts=list(self.attempts),
             timing=timing,

@@ -20,7 +20,7 @@ from prorld.domain.branch import Rewrite
 from prorld.domain.job import AgentLimits, Sampling
 from prorld.domain.messages import Message, ToolSchema
 from prorld.domain.outcome import StopReason
-from prorld.errors import HandlerError, SandboxError, leaves
+from prorld.errors import GraderError, HandlerError, SandboxError, leaves
 from prorld.handlers.base import AgentHandler, Grade, RunResult
 from prorld.handlers.grading import open_grading_sandbox, take_along
 from prorld.handlers.registry import accept
@@ -128,6 +128,8 @@ class FakeJob:
         self.tool_seconds: list[tuple[str, float]] = []
         self.tool_facts: list[ToolFacts | None] = []
         self.events: list[tuple[str, dict[str, Any]]] = []
+        self.metrics: dict[str, float] = {}
+        self.judge: Callable[[str, Sequence[Message]], str] | None = None
         self.carried: Mapping[str, bytes] = {}
         self.grades = False
         self._used_up: SandboxError | None = None
@@ -184,6 +186,19 @@ class FakeJob:
         """Keep the line."""
         self.events.append((what, facts))
 
+    def measure(self, name: str, value: float) -> None:
+        """Keep the figure."""
+        self.metrics[name] = value
+
+    async def ask(
+        self, policy: str, messages: Sequence[Message], *, max_tokens: int = 512, limit_s: float = 60.0
+    ) -> str:
+        """What ``judge`` says, where there is one."""
+        await trio.lowlevel.checkpoint()
+        if self.judge is None:
+            raise GraderError(f"there is no engine for the policy {policy}", code="no_judge")
+        return self.judge(policy, messages)
+
 
 class _OpenSandbox(NamedTuple):
     sandbox: Sandbox
@@ -234,6 +249,7 @@ class HandlerRun(msgspec.Struct, frozen=True, kw_only=True):
     transcript: list[Message]
     tool_calls: list[str]
     events: list[tuple[str, dict[str, Any]]]
+    metrics: dict[str, float] = {}
 
 
 async def run_handler(
@@ -243,6 +259,7 @@ async def run_handler(
     turns: Sequence[Turn | str],
     runtime: SandboxRuntime | None = None,
     limits: AgentLimits | None = None,
+    judge: Callable[[str, Sequence[Message]], str] | None = None,
 ) -> HandlerRun:
     """Run one instance through INIT, RUN and EVAL against a scripted policy. The handler has to be open.
 
@@ -253,6 +270,7 @@ async def run_handler(
     async with trio.open_nursery() as nursery:
         decoded = accept(handler, instance, limits or AgentLimits())
         job = FakeJob(decoded, model, nursery, limits=limits, runtime=runtime)
+        job.judge = judge
         await handler.init(job)
         result = await handler.run(job)
         await ready_to_grade(handler, job)
@@ -265,4 +283,5 @@ async def run_handler(
         transcript=model.transcript,
         tool_calls=[name for name, _ in job.tool_seconds],
         events=job.events,
+        metrics=job.metrics,
     )

@@ -113,6 +113,7 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     verdict: Verdict | None = None
     reward: float | None = None
     reward_parts: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     stop_reason: StopReason | None = None
     attempts: list[Attempt] = []
     timing: Timing

@@ -1,0 +1,1 @@
+"""Environments of reasoning-gym, GEM and verifiers as tasks."""

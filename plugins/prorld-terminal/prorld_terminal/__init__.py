@@ -1,0 +1,1 @@
+"""Harbor and Terminal-Bench task folders."""
