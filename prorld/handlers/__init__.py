@@ -5,6 +5,7 @@ from prorld.handlers.base import AgentHandler, Grade, JobContext, Model, NoConfi
 from prorld.handlers.commands import PluginCommand, Workshop
 from prorld.handlers.datasets import Dataset, PackageFiles
 from prorld.handlers.grader import Grader, open_grader, run_grader
+from prorld.handlers.packages import cached_package
 from prorld.handlers.play import Play, common_plays, tool_call
 from prorld.sandbox.contract import USED_UP, CommandResult, Sandbox, SandboxLimits, SandboxSpec
 
@@ -32,6 +33,7 @@ __all__ = [
     "SandboxSpec",
     "Turn",
     "Workshop",
+    "cached_package",
     "common_plays",
     "open_grader",
     "run_grader",
