@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -13,15 +14,16 @@ from prorld.domain.branch import labelled
 from prorld.domain.job import AgentLimits
 from prorld.domain.messages import Message
 from prorld.handlers.base import AgentHandler
-from prorld.handlers.play import Play
+from prorld.handlers.play import EMPTY, GOLD, MALFORMED, Play
 from prorld.handlers.registry import accept
-from prorld.inference.contract import Generation, GenerationRequest
+from prorld.inference.contract import Generation, GenerationRequest, Turn
 from prorld.testing.byte_tokenizer import IM_END, IM_START, byte_ids
 from prorld.testing.fake_backend import FakeBackend
 from prorld.testing.scripted_engine.answers import as_text, find_play
 from prorld.testing.scripted_engine.script import Script, ScriptedPlay, scripted_logprob
+from prorld.tokens.parsers import parse_hermes
 
-__all__ = ["CONTEXT_TOKENS", "TURN_TOKENS", "PlayingBackend", "play_of", "script_of"]
+__all__ = ["CONTEXT_TOKENS", "TURN_TOKENS", "PlayingBackend", "check_plays", "play_of", "script_of", "turns_of"]
 
 # The largest that a job may ask for: one token per byte takes many, and a play is no matter of budgets.
 CONTEXT_TOKENS: Final = 10_000_000
@@ -84,6 +86,49 @@ def play_of(handler: AgentHandler[Any], instance: Mapping[str, Any], name: str) 
             return play
     there = ", ".join(play.name for play in plays)
     raise ValueError(f"{handler.name} has no play {name!r} for this instance; it has {there}")
+
+
+def turns_of(turns: Sequence[str], tools: Collection[str]) -> list[Turn]:
+    """What a session would make of these texts, for ``run_handler``: calls of the tools of these names are read."""
+    found: list[Turn] = []
+    for turn in turns:
+        said = parse_hermes(turn, tools)
+        found.append(
+            Turn(content=said.content, reasoning=said.reasoning, tool_calls=said.tool_calls, sampled=len(turn) + 1)
+        )
+    return found
+
+
+def check_plays(handler: AgentHandler[Any], instance: Mapping[str, Any]) -> list[Play]:
+    """The plays of an instance; ``AssertionError`` says what is wrong with them."""
+    decoded = accept(handler, instance, AgentLimits())
+    plays = [*handler.plays(decoded)]
+    for play in plays:
+        assert isinstance(play, Play), f"{play!r} is no Play"
+        try:
+            again = msgspec.convert(msgspec.to_builtins(play), Play)
+        except (msgspec.ValidationError, TypeError) as exc:
+            raise AssertionError(f"the play {play.name!r} is not sound: {exc}") from exc
+        assert again == play, f"the play {play.name!r} changes on its way through JSON"
+        assert math.isfinite(play.reward), f"the reward of the play {play.name!r} is not finite"
+        for turn in play.turns:
+            assert _can_be_said(turn), f"the play {play.name!r} says what no policy can: {turn[:80]!r}"
+    names = [play.name for play in plays]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    assert not twice, f"two plays have one name: {', '.join(twice)}"
+    lacking = sorted({EMPTY, MALFORMED} - set(names))
+    assert not lacking, f"there is no play {', '.join(lacking)}; super().plays brings those that every task has"
+    rewards = {play.name: play.reward for play in plays}
+    assert rewards.get(GOLD, math.inf) > rewards[EMPTY], "the gold play is worth no more than the empty one"
+    assert plays == [*handler.plays(decoded)], "the plays change"
+    return plays
+
+
+def _can_be_said(turn: str) -> bool:
+    try:
+        return len(turn.encode()) < TURN_TOKENS
+    except UnicodeEncodeError:
+        return False
 
 
 def script_of(
