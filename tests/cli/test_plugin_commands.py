@@ -8,13 +8,13 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 
 import pytest
 
-from prorld.cli import plugin_commands, workshop
+from prorld.cli import plugin_commands
 from prorld.cli.completion import walk
 from prorld.cli.main import COMMANDS, build_parser
+from prorld.cli.moving_line import MovingLine
 from prorld.handlers.commands import COMMANDS_GROUP
 
 GOOD = '''
@@ -71,23 +71,17 @@ BROKEN = {
 
 
 @pytest.fixture
-def install(tmp_path, monkeypatch):
-    """Install a distribution, as an installer leaves one: modules, and metadata with entry points."""
-    site = tmp_path / "site"
-    site.mkdir()
-    monkeypatch.syspath_prepend(str(site))
+def install(site):
+    """Install a distribution with these commands, a module each."""
 
     def put(distribution, **commands):
-        lines = []
+        points = {}
         for name, source in commands.items():
-            module = f"{distribution}_{name}".replace("-", "_")
-            (site / f"{module}.py").write_text(textwrap.dedent(source))
-            lines.append(f"{name.replace('_', '-')} = {module}\n")
-        info = site / f"{distribution}-1.5.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.5\n")
-        (info / "entry_points.txt").write_text(f"[{COMMANDS_GROUP}]\n" + "".join(lines))
-        return site
+            module = f"{distribution}_{name}"
+            site.module(module, source)
+            points[name.replace("_", "-")] = module
+        site.install(distribution, COMMANDS_GROUP, points)
+        return site.path
 
     return put
 
@@ -221,10 +215,10 @@ class Terminal(io.StringIO):
 def test_the_moving_line_moves_on_a_terminal_alone(monkeypatch):
     """Elsewhere: the first line, and then none until its time has come."""
     now = 100.0
-    monkeypatch.setattr("prorld.cli.workshop.time.monotonic", lambda: now)
+    monkeypatch.setattr("prorld.cli.moving_line.time.monotonic", lambda: now)
     live, plain = Terminal(), io.StringIO()
     for stream in (live, plain):
-        line = workshop.MovingLine(stream)
+        line = MovingLine(stream)
         now = 100.0
         for step in range(30):
             now += 1.0
