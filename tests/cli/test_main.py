@@ -37,7 +37,7 @@ def python(*argv, **env):
 
 
 ACTIONS = [f"image {name}" for name in ("list", "pull", "build", "rootfs", "inspect", "rm", "gc")]
-ACTIONS += ["plugin new", "plugin check"]
+ACTIONS += ["plugin new", "plugin check", "data list", "data show", "data fetch", "data convert"]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
