@@ -16,6 +16,7 @@ from prorld.cli.completion import walk
 from prorld.cli.main import COMMANDS, build_parser
 from prorld.cli.moving_line import MovingLine
 from prorld.handlers.commands import COMMANDS_GROUP
+from tests.cli.simple_index import serve_index
 
 GOOD = '''
 """A command."""
@@ -52,6 +53,27 @@ async def run(args, workshop):
     workshop.say(json.dumps({"letters": len(args.word), "json": args.json, "program": workshop.program}))
     return 7
 '''
+
+LENDS = """
+import trio
+from prorld.handlers import SandboxSpec
+SUMMARY = "uses what it is lent"
+
+def add_arguments(parser):
+    pass
+
+async def run(args, workshop):
+    path = await workshop.package("sample==1.0", kind="wheel")
+    workshop.say(path.read_text())
+    async with workshop.runtime() as runtime, trio.open_nursery() as nursery:
+        sandbox = await nursery.start(lambda task_status: runtime.run(
+            SandboxSpec(), sandbox_id="one", job_id="one", task_status=task_status
+        ))
+        result = await sandbox.bash("echo from $((40 + 2)); id -u")
+        workshop.say(result.text)
+        nursery.cancel_scope.cancel()
+    return 0
+"""
 
 BROKEN = {
     "imports": "import no_such_module_anywhere",
@@ -228,3 +250,18 @@ def test_the_moving_line_moves_on_a_terminal_alone(monkeypatch):
     assert live.getvalue().endswith("\r\x1b[K")
     assert "\x1b[31m" not in live.getvalue()
     assert [text.split("\\")[0].strip() for text in plain.getvalue().splitlines()] == ["step 0", "step 10", "step 20"]
+
+
+@pytest.mark.slow
+def test_what_the_workshop_lends_is_real(cli, install, monkeypatch, tmp_path):
+    """A distribution from the user's index, and a sandbox as the daemon would make it."""
+    install("tiny", lends=LENDS)
+    monkeypatch.setenv("PRORLD_PACKAGES", str(tmp_path / "packages"))
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    with serve_index() as index:
+        monkeypatch.setenv("PIP_INDEX_URL", index.root)
+        index.put("sample", ("sample-1.0-py3-none-any.whl", b"a wheel"))
+        code, out, err = cli("lends", "--sandbox", "bubblewrap")
+    assert (code, out.splitlines()[:2]) == (0, ["a wheel", "from 42"]), err
+    assert out.splitlines()[2] != "0"
+    assert "asking the index for sample==1.0 (wheel)" in err
