@@ -135,6 +135,8 @@ class Maker:
                 except UsageError:
                     raise
                 except ProrldError as exc:
+                    if _is_interrupt(exc):
+                        raise KeyboardInterrupt from exc
                     self._bad(where, exc)
                     continue
                 yield from lines
@@ -211,6 +213,13 @@ class Maker:
         if self._handler.data_sources and "data_source" in seen:
             self._registry.select(None, seen)
         return line + b"\n"
+
+
+def _is_interrupt(error: BaseException | None) -> bool:
+    """Whether it is the user's Ctrl-C, which what contains a plugin can't tell from the plugin's own doing."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__
+    return error is not None
 
 
 _MISSING = object()
