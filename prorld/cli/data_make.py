@@ -21,6 +21,7 @@ from prorld.cli.data_sets import Convert
 from prorld.cli.exits import UsageError
 from prorld.cli.moving_line import MovingLine
 from prorld.cli.output import count
+from prorld.cli.running import is_interrupt
 from prorld.domain.job import AgentLimits
 from prorld.errors import HandlerError, ProrldError, chain
 from prorld.handlers.base import AgentHandler
@@ -135,7 +136,7 @@ class Maker:
                 except UsageError:
                     raise
                 except ProrldError as exc:
-                    if _is_interrupt(exc):
+                    if is_interrupt(exc):
                         raise KeyboardInterrupt from exc
                     self._bad(where, exc)
                     continue
@@ -213,13 +214,6 @@ class Maker:
         if self._handler.data_sources and "data_source" in seen:
             self._registry.select(None, seen)
         return line + b"\n"
-
-
-def _is_interrupt(error: BaseException | None) -> bool:
-    """Whether it is the user's Ctrl-C, which what contains a plugin can't tell from the plugin's own doing."""
-    while error is not None and not isinstance(error, KeyboardInterrupt):
-        error = error.__cause__
-    return error is not None
 
 
 _MISSING = object()
