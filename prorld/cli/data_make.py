@@ -130,7 +130,7 @@ class Maker:
                 self._rows += 1
                 where = f"{member.where}, {row.at}" if row.at else member.where
                 if self._rows % ROWS_PER_LINE == 0:
-                    self._line.show(f"{where}: {count(self._rows, 'row')} read")
+                    self._line.show(f"{count(self._rows, 'row')} read, now {where}")
                 try:
                     lines = [*self._of_row(row, member)]
                 except UsageError:
