@@ -24,7 +24,7 @@ from prorld.errors import ProrldError
 
 __all__ = ["ArchiveError", "Member", "archive_members", "bounded", "local_members", "opened", "plain_name"]
 
-MEMBERS_MAX = 100_000
+MEMBERS_MAX = 300_000
 # Of one member, and of all together.
 UNPACKED_BYTES_MAX = 8 << 30
 SPOOLED_BYTES_MAX = 4 << 30

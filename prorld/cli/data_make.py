@@ -21,6 +21,7 @@ from prorld.cli.data_sets import Convert
 from prorld.cli.exits import UsageError
 from prorld.cli.moving_line import MovingLine
 from prorld.cli.output import count
+from prorld.cli.running import is_interrupt
 from prorld.domain.job import AgentLimits
 from prorld.errors import HandlerError, ProrldError, chain
 from prorld.handlers.base import AgentHandler
@@ -129,12 +130,14 @@ class Maker:
                 self._rows += 1
                 where = f"{member.where}, {row.at}" if row.at else member.where
                 if self._rows % ROWS_PER_LINE == 0:
-                    self._line.show(f"{where}: {count(self._rows, 'row')} read")
+                    self._line.show(f"{count(self._rows, 'row')} read, now {where}")
                 try:
                     lines = [*self._of_row(row, member)]
                 except UsageError:
                     raise
                 except ProrldError as exc:
+                    if is_interrupt(exc):
+                        raise KeyboardInterrupt from exc
                     self._bad(where, exc)
                     continue
                 yield from lines

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from prorld.cli.common import Help, add_json_option
 from prorld.cli.configuration import SANDBOX_KINDS, add_sandbox_options
 from prorld.cli.output import clean
-from prorld.errors import ProrldError, chain
+from prorld.errors import HandlerError, ProrldError, chain
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -155,10 +155,16 @@ def run_command(found: Found, args: argparse.Namespace) -> int:
 
 
 async def _run(found: Found, command: PluginCommand, args: argparse.Namespace, workshop: Workshop) -> int:
+    from prorld.cli.running import is_interrupt
     from prorld.kit.containment import contained
 
-    with contained(f"the command {found.name}"):
-        code: object = await command.run(args, workshop)
+    try:
+        with contained(f"the command {found.name}"):
+            code: object = await command.run(args, workshop)
+    except HandlerError as exc:
+        if is_interrupt(exc):
+            raise KeyboardInterrupt from exc
+        raise
     if not isinstance(code, int) or not 0 <= code <= 255:
         raise BrokenCommandError(f"the command {found.name} of {found.origin} returned {code!r:.80}, and no exit code")
     return int(code)

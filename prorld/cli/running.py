@@ -24,6 +24,15 @@ def run_trio(main: Callable[[], Awaitable[T]]) -> T:
         raise next((leaf for leaf in found if isinstance(leaf, KeyboardInterrupt)), found[0]) from group
 
 
+def is_interrupt(error: BaseException | None) -> bool:
+    """Whether it is the user's Ctrl-C, which what contains a plugin can't tell from the plugin's own doing."""
+    while error is not None:
+        if any(isinstance(leaf, KeyboardInterrupt) for leaf in leaves(error)):
+            return True
+        error = error.__cause__
+    return False
+
+
 async def interruptible(work: Callable[[], Awaitable[T]]) -> T:
     """Do it; SIGINT and SIGTERM cancel it, which also ends work in threads and child processes.
 

@@ -32,7 +32,7 @@ class Bench:
         self._line = MovingLine(sys.stderr)
         make_private(loaded.state_dir)
         self._cache_dir = loaded.state_dir / CACHE_DIRECTORY / name
-        self._cache_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private(self._cache_dir)
 
     @property
     def program(self) -> str:

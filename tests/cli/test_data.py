@@ -39,6 +39,8 @@ class SumHandler(AgentHandler[Sum]):
 
     def accept(self, instance, limits):
         super().accept(instance, limits)
+        if instance.a == 99:
+            raise KeyboardInterrupt
         if instance.a == 13:
             raise Impossible("13 is not added here")
 
@@ -60,6 +62,8 @@ def of_bytes(data, member):
         yield {"a": len(member), "b": int(word)}
 
 def odd(row, member):
+    if row["a"] == "interrupt":
+        raise KeyboardInterrupt
     if row["a"] == "exit":
         raise SystemExit
     if row["a"] == "list":
@@ -484,6 +488,15 @@ def test_a_converter_that_errs_is_a_bad_row(convert, said, words):
     code, made, _, err = convert("out.jsonl", {"in.jsonl": lines({"a": said})}, converted="odd")
     assert (code, made) == (2, None)
     assert words in err
+
+
+@pytest.mark.parametrize("said", ["interrupt", 99])
+def test_ctrl_c_is_no_bad_row(convert, tmp_path, said):
+    """Wherever it comes: in the converter, or in the handler."""
+    rows = lines({"a": 1}, {"a": said})
+    code, made, _, err = convert("out.jsonl", {"in.jsonl": rows}, "--skip-bad", converted="odd")
+    assert (code, made, err.splitlines()[-1]) == (130, None, "")
+    assert [path.name for path in tmp_path.glob(".*")] == []
 
 
 def test_bad_rows_are_shown_so_far_and_counted(convert):

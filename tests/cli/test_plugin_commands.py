@@ -34,6 +34,8 @@ async def run(args, workshop):
         raise HandlerError("that word\\ncan't be counted", code="no_count")
     if args.word == "exit":
         raise SystemExit(3)
+    if args.word == "interrupt":
+        raise KeyboardInterrupt
     if args.word == "none":
         return None
     if args.word == "wait":
@@ -144,6 +146,7 @@ def test_errors_of_the_project_are_one_line(cli, install):
     assert err.startswith("prorld: that word")
     assert json.loads(cli("letters", "error", "--json")[2])["error"]["code"] == "no_count"
     assert "called sys.exit" in cli("letters", "exit")[2]
+    assert cli("letters", "interrupt") == (130, "", "\n")
     assert cli("letters", "none") == (
         1,
         "",
@@ -178,6 +181,16 @@ def test_none_comes_before_what_prorld_brings(cli, install):
     assert found.error == "prorld has a command status of its own"
     assert cli("--help")[1].count("\n    status ") == 1
     assert sorted(path.name for path in site.glob("tiny_*")) == ["tiny_status.py"]
+
+
+def test_a_state_directory_that_can_not_be_used_is_told(cli, install, tmp_path):
+    """As by every command that needs it."""
+    install("tiny", letters=GOOD)
+    (tmp_path / "state").mkdir(mode=0o700)
+    (tmp_path / "state" / "cache").write_text("in the way")
+    code, _, err = cli("letters", "word")
+    assert code == 78
+    assert "can't be used" in err
 
 
 def test_two_of_one_name_are_both_refused(cli, install):
