@@ -199,7 +199,7 @@ def test_a_share_that_others_use_up_is_waited_for(cli, client, monkeypatch):
         client.room = 1 if len(slept) == 2 else 0
 
     client.room = 0
-    monkeypatch.setattr(reevaluate.time, "sleep", sleep)
+    monkeypatch.setattr("time.sleep", sleep)
     assert cli("reevaluate", "a")[0] == 0
     assert slept == [7.0, 7.0]
 
