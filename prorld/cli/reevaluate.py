@@ -7,10 +7,9 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING
-
-import msgspec
 
 from prorld.cli.common import add_client_options, add_json_option, client_of, epilog, positive
 from prorld.cli.exits import Exit, UsageError
@@ -37,7 +36,8 @@ _RIGHT = frozenset({"BEFORE", "NOW"})
 _OF_ONE_JOB = frozenset({404, 409, 410, 422})
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, kw_only=True)
+class Row:
     """What became of one job. ``n`` is the number of the reevaluation, ``code`` why there is no new reward."""
 
     job_id: str
@@ -49,7 +49,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     message: str | None = None
 
 
-class Summary(msgspec.Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, kw_only=True)
+class Summary:
     """All of them. The means are over the jobs that have both rewards."""
 
     jobs: list[Row]
