@@ -70,6 +70,8 @@ def summary_lines(record: JobRecord, view: View) -> Iterator[str]:
         verdict = record.verdict.value if record.verdict else "-"
         stopped = f", stopped: {record.stop_reason.value}" if record.stop_reason else ""
         yield f"reward     {number(record.reward)}{f' ({parts})' if parts else ''}, verdict {verdict}{stopped}"
+    if record.metrics:
+        yield f"metrics    {', '.join(f'{clean(k)} {number(v)}' for k, v in sorted(record.metrics.items()))}"
     tokens = record.tokens
     counts = f"{tokens.prompt} prompt, {tokens.sampled} sampled, {tokens.observed} observed"
     yield f"tokens     {counts}, in {count(record.turns, 'turn')}"

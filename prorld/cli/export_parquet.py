@@ -77,10 +77,10 @@ def _schema(pa: Any, *, trajectories: bool) -> Any:
     fields: dict[str, Any] = {
         "job_id": text, "tenant": text, "handler": text, "policy": text, "group_id": text, "sample_index": whole,
         "outcome": text, "outcome_code": text, "outcome_message": text, "verdict": text, "reward": number,
-        "reward_parts": pa.map_(text, number), "stop_reason": text, "attempts": whole, "turns": whole,
-        "tokens_prompt": whole, "tokens_sampled": whole, "tokens_observed": whole, "backends": pa.list_(text),
-        "policy_versions": pa.list_(whole), "drift": text, "requeued_from": text, "metadata": text, "timing": text,
-        "created_at": text, "ended_at": text,
+        "reward_parts": pa.map_(text, number), "metrics": pa.map_(text, number), "stop_reason": text,
+        "attempts": whole, "turns": whole, "tokens_prompt": whole, "tokens_sampled": whole, "tokens_observed": whole,
+        "backends": pa.list_(text), "policy_versions": pa.list_(whole), "drift": text, "requeued_from": text,
+        "metadata": text, "timing": text, "created_at": text, "ended_at": text,
     }  # fmt: skip
     if trajectories:
         fields |= {
@@ -102,6 +102,7 @@ def _of_job(record: JobRecord) -> dict[str, Any]:
         "outcome_message": None if outcome is None else outcome.message,
         "verdict": None if record.verdict is None else record.verdict.value,
         "reward_parts": list(record.reward_parts.items()),
+        "metrics": list(record.metrics.items()),
         "stop_reason": None if record.stop_reason is None else record.stop_reason.value,
         "attempts": len(record.attempts),
         "tokens_prompt": record.tokens.prompt,

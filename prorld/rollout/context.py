@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -16,6 +14,7 @@ from prorld.domain.ids import SandboxId
 from prorld.domain.job import AgentLimits, Sampling
 from prorld.domain.messages import Message
 from prorld.errors import HandlerError, SandboxError
+from prorld.handlers.measures import put_measure
 from prorld.inference.contract import Model
 from prorld.inference.session import ModelSession
 from prorld.metrics import Metrics
@@ -28,9 +27,6 @@ __all__ = ["AttemptContext"]
 # An event is a line that people read, and a thousand of them are kept per job.
 PROGRESS_BYTES_MAX = 2048
 REFUSED_CHARS_MAX = 64
-METRICS_MAX = 64
-METRIC_CHARS_MAX = 64
-_METRIC = re.compile(r"[a-z][a-z0-9_.:-]{0,63}")
 
 
 class AttemptContext:
@@ -215,13 +211,7 @@ class AttemptContext:
 
     def measure(self, name: str, value: float) -> None:
         """A figure of this attempt; the names are bounded, and so is their number."""
-        if not math.isfinite(value):
-            raise HandlerError(f"the metric {name[:METRIC_CHARS_MAX]} is not a finite number", code="bad_metric")
-        if _METRIC.fullmatch(name) is None:
-            raise HandlerError(f"{name[:METRIC_CHARS_MAX]!r} can't be the name of a metric", code="bad_metric")
-        if name not in self._entry.metrics and len(self._entry.metrics) >= METRICS_MAX:
-            raise HandlerError(f"an attempt has at most {METRICS_MAX} metrics", code="bad_metric")
-        self._entry.metrics[name] = float(value)
+        put_measure(self._entry.metrics, name, value)
 
     def tool_used(self, name: str, seconds: float, facts: ToolFacts | None = None) -> None:
         """Count a tool call and its time; what became of it goes into the event."""

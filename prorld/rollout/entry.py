@@ -234,6 +234,7 @@ class JobEntry:
             verdict=None,
             reward=None,
             reward_parts={},
+            metrics={},
             stop_reason=None,
             attempts=self.attempts[: self.trail.attempts_seen],
             ended_at=None,

@@ -23,6 +23,7 @@ from prorld.domain.outcome import StopReason
 from prorld.errors import GraderError, HandlerError, SandboxError, leaves
 from prorld.handlers.base import AgentHandler, Grade, RunResult
 from prorld.handlers.grading import evaluate, open_grading_sandbox, take_along
+from prorld.handlers.measures import put_measure
 from prorld.handlers.registry import accept
 from prorld.inference.contract import Turn
 from prorld.sandbox.contract import USED_UP, Sandbox, SandboxRuntime, SandboxSpec
@@ -187,8 +188,8 @@ class FakeJob:
         self.events.append((what, facts))
 
     def measure(self, name: str, value: float) -> None:
-        """Keep the figure."""
-        self.metrics[name] = value
+        """Keep the figure, where it can be one."""
+        put_measure(self.metrics, name, value)
 
     async def ask(
         self, policy: str, messages: Sequence[Message], *, max_tokens: int = 512, limit_s: float = 60.0

@@ -101,6 +101,7 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of a job. ``outcome`` and what follows it are set when ``state`` is ``done``.
 
     ``waiting_for`` names the stage whose turn has not come; ``journal`` is a job whose end is not on the disk yet.
+    ``metrics`` are what the handler measured in the last attempt, graded or not: figures that are no reward.
     """
 
     job_id: str

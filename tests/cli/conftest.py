@@ -51,6 +51,7 @@ def make_record(**changes):
     record = JobRecord(
         job_id="job-1", handler="calc", policy="default", tenant="default", state=JobState.DONE,
         outcome=Outcome(kind=OutcomeKind.OK, code="ok"), verdict=Verdict.USE, reward=1.0, reward_parts={"exact": 1.0},
+        metrics={"suspicious.network": 2.0, "files": 3.0},
         stop_reason=StopReason.FINISHED, timing=Timing(init_s=0.5, queue_run_s=1.0, run_s=2.0, eval_s=0.001, llm_s=1.5),
         turns=2, tokens=TokenCounts(prompt=7, sampled=4, observed=3), backends=["b-1"], policy_versions=[3, 4],
         created_at="2026-01-01T00:00:00.123456Z", ended_at="2026-01-01T00:00:04Z",

@@ -131,6 +131,7 @@ def test_parquet_has_a_row_for_each_branch(cli, kept, tmp_path):
         (made,) = doc.branches
         assert (row["token_ids"], row["mask"], row["logprobs"]) == (made.token_ids, made.mask, made.logprobs)
         assert (row["reward"], row["verdict"], row["outcome"]) == (1.0, doc.verdict.value, "ok")
+        assert dict(row["metrics"]) == doc.job.metrics
         assert json.loads(row["instance"]) == doc.job.instance
         assert json.loads(row["segments"]) == msgspec.to_builtins(made.segments)
     columns = parquet.read_schema(target)

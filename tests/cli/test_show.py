@@ -123,6 +123,8 @@ def test_a_failed_job_says_why(make):
     assert "env_error in init (sandbox_failed)" in text
     assert "no\\x1b namespaces" in text
     assert "reward     -," in text
+    assert "metrics    files 3, suspicious.network 2\n" in text
+    assert "metrics" not in "\n".join(summary_lines(make.record(metrics={}), View(Style(on=False), 80)))
 
 
 def test_a_running_job_shows_its_state(make):

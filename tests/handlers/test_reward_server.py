@@ -31,7 +31,7 @@ async def serving(answer: Answer) -> AsyncIterator[str]:
 
     async with trio.open_nursery() as nursery:
         (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
-        nursery.start_soon(trio.serve_listeners, connection, [listener])
+        await nursery.start(trio.serve_listeners, connection, [listener])
         yield f"127.0.0.1:{listener.socket.getsockname()[1]}"
         nursery.cancel_scope.cancel()
 
@@ -39,6 +39,7 @@ async def serving(answer: Answer) -> AsyncIterator[str]:
 async def request_on(stream: trio.SocketStream) -> bytes | None:
     reader, body = h11.Connection(h11.SERVER), b""
     while True:
+        await trio.lowlevel.checkpoint()
         event = reader.next_event()
         if event is h11.NEED_DATA:
             try:
