@@ -155,7 +155,7 @@ def _next(found: Summary, handler: str) -> Iterator[str]:
         if found.unsure:
             yield f"      the same command again tries the {found.unsure} unsure once more"
     else:
-        yield f"next: {program()} try {handler} @TASKS --turn TEXT shows one rollout with all that happens in it"
+        yield f"next: {program()} try {handler} @FILE --turn TEXT shows all that happens in one rollout"
 
 
 def _span(found: Summary, stage: str) -> str:

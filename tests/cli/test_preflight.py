@@ -315,7 +315,7 @@ def test_an_interrupted_preflight_leaves_no_process_and_goes_on(project, tmp_pat
     """In real sandboxes, with CPUs kept busy beside it."""
     write(tmp_path / "tasks.jsonl", ("sandbox",) * 40)
     report = tmp_path / "good.report.jsonl"
-    flags = ("--times", "2", "--jobs", "2", "--load", "1")
+    flags = ("--times", "1", "--jobs", "2", "--load", "1")
     first = fly_away(project, tmp_path, *flags)
     until(lambda: report.exists() and report.read_bytes().count(b"\n") >= 2, 60, "some are judged")
     ours = family(first.pid)
