@@ -143,7 +143,8 @@ def _why(play: Play, one: Tried, times: int, of: int) -> str:
     if record.reward is None:
         words = "no end" if outcome is None else f"{outcome.kind.value} ({outcome.code}): {outcome.message}"
     else:
-        words = f"reward {record.reward:g}, and not {play.reward:g}"
+        parts = ", ".join(f"{name} {value:g}" for name, value in record.reward_parts.items())
+        words = f"reward {record.reward:g}, and not {play.reward:g}{f' ({parts})' if parts else ''}"
     told = "; ".join(_line(line) for line in one.told[-TOLD_LINES:])
     return f"{words}, in {times} of {of}{f' [{told}]' if told else ''}"[:WORDS_CHARS]
 
