@@ -51,6 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--report", metavar="OUT", help="one line per instance, to go on with (default: beside OUT, as .report.jsonl)"
     )
+    parser.add_argument("--anew", action="store_true", help="play all again, and write both files anew")
     parser.add_argument("--quiet", action="store_true", help="tell nothing while it runs")
     what = parser.add_argument_group("what is played")
     what.add_argument(
@@ -104,6 +105,8 @@ def run(args: argparse.Namespace) -> int:
     with open_report(report_name) as report:
         if args.out is not None and report_name is not None:
             check_good(args.out, args.tasks, report_name, begun=bool(report.reports))
+        if args.anew:
+            report.clear()
         tally = Tally(len(planned.tasks), len(planned.refused))
         left = _left(planned, report, tally, report_name)
         if tally.kept:
@@ -115,12 +118,12 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         say_json(summary)
     else:
-        say(*summary_lines(summary, tally.worst, name, style_for(sys.stdout)))
+        say(*summary_lines(summary, tally.worst, style_for(sys.stdout), handler=name, target=args.handler))
     return code
 
 
 def _settings(args: argparse.Namespace, loaded: Loaded, registry: Registry, name: str) -> Settings:
-    from prorld.cli.preflight_plan import Settings
+    from prorld.cli.preflight_plan import Settings, digest_of
 
     names = tuple(dict.fromkeys(word.strip() for word in args.plays.split(",") if word.strip()))
     if not names:
@@ -129,6 +132,7 @@ def _settings(args: argparse.Namespace, loaded: Loaded, registry: Registry, name
     return Settings(
         handler=name,
         version=entry.version,
+        code=digest_of(registry.sources()),
         config=loaded.config.handlers.config.get(name, {}),
         plays=None if "all" in names else names,
         times=args.times,
@@ -143,8 +147,8 @@ def _left(planned: Plan, report: ReportFile, tally: Tally, name: str | None) -> 
     done = {found.digest for found in report.reports}
     if done - known:
         raise UsageError(
-            f"{name} holds {len(done - known)} instances of other tasks, another version or other settings;"
-            " name another file, or say the same"
+            f"{name} holds {len(done - known)} instances of other tasks, another state of the handler or other"
+            " settings; name another file, say the same, or add --anew"
         )
     for found in report.reports:
         tally.count(found, kept=True)

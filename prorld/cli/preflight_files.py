@@ -29,6 +29,13 @@ class ReportFile:
         self._name = name
         self.reports: list[Report] = [] if file is None else self._read(file)
 
+    def clear(self) -> None:
+        """Begin anew."""
+        self.reports = []
+        if self._file is not None:
+            self._file.truncate(0)
+            os.lseek(self._file.fileno(), 0, os.SEEK_SET)
+
     def append(self, report: Report) -> None:
         """Write one line, to the system at once: what is in a buffer of ours would be lost with us."""
         if self._file is None:

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from prorld.domain.outcome import STAGES, OutcomeKind
-from prorld.handlers.play import Play
+from prorld.handlers.play import GOLD, Play
 from prorld.wire.jobs import JobRecord
 
 __all__ = ["PlayReport", "Report", "StageTimes", "Tried", "Verdict", "report_of", "troubled"]
@@ -99,7 +99,9 @@ def report_of(line: int, digest: str, tried: Sequence[tuple[Play, Sequence[Tried
     """The verdict, and what it rests on. Each play was tried at least once."""
     judged = [(play.name, *_judged(play, rollouts)) for play, rollouts in tried]
     verdict = max((found for _, found, _ in judged), key=_RISING.index, default=Verdict.UNSURE)
-    blamed = next(((name, play) for name, found, play in judged if found is verdict and play.why), None)
+    # Of several, the gold play first: the others may have failed for the same reason.
+    blame = [(name, play) for name, found, play in judged if found is verdict and play.why]
+    blamed = min(blame, key=lambda one: one[0] != GOLD, default=None)
     valid = sum(not one.is_void for _, rollouts in tried for one in rollouts)
     odd = sum(_minority(play, rollouts) for play, rollouts in tried)
     return Report(
@@ -141,7 +143,8 @@ def _why(play: Play, one: Tried, times: int, of: int) -> str:
     if record.reward is None:
         words = "no end" if outcome is None else f"{outcome.kind.value} ({outcome.code}): {outcome.message}"
     else:
-        words = f"reward {record.reward:g}, and not {play.reward:g}"
+        parts = ", ".join(f"{name} {value:g}" for name, value in record.reward_parts.items())
+        words = f"reward {record.reward:g}, and not {play.reward:g}{f' ({parts})' if parts else ''}"
     told = "; ".join(_line(line) for line in one.told[-TOLD_LINES:])
     return f"{words}, in {times} of {of}{f' [{told}]' if told else ''}"[:WORDS_CHARS]
 

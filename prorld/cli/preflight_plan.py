@@ -10,6 +10,7 @@ import hashlib
 import random
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -25,7 +26,7 @@ from prorld.handlers.play import GOLD, Play
 from prorld.handlers.registry import accept
 from prorld.wire.codec import decode
 
-__all__ = ["LIMITS", "Plan", "Settings", "Task", "no_gold", "plan", "plays_of", "read_tasks"]
+__all__ = ["LIMITS", "Plan", "Settings", "Task", "digest_of", "no_gold", "plan", "plays_of", "read_tasks"]
 
 # A play is no matter of budgets: its tokens are bytes.
 LIMITS: Final = AgentLimits(max_context_tokens=PLAY_CONTEXT_TOKENS, max_sampled_tokens=PLAY_CONTEXT_TOKENS)
@@ -33,10 +34,14 @@ _DIGEST_CHARS = 16
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """What a verdict depends on beside the instance. ``plays`` are those asked for; ``None`` for all there are."""
+    """What a verdict depends on beside the instance. ``plays`` are those asked for; ``None`` for all there are.
+
+    ``code`` is a digest of the handler's modules: while one is written, its version stays.
+    """
 
     handler: str
     version: str
+    code: str
     config: dict[str, Any]
     plays: tuple[str, ...] | None
     times: int
@@ -112,6 +117,17 @@ def plan(rows: Iterable[tuple[int, str, dict[str, Any]]], handler: AgentHandler[
         tasks.append(Task(line=line, digest=name, text=text, trouble=trouble))
     _check(settings, handler, offered, tasks)
     return Plan(tasks=tasks, refused=refused, offered=offered)
+
+
+def digest_of(places: Iterable[str]) -> str:
+    """Of all modules in these directories, or files."""
+    digest = hashlib.sha256()
+    for place in places:
+        path = Path(place)
+        for file in [path] if path.is_file() else sorted(path.rglob("*.py")):
+            digest.update(f"{file.relative_to(path)}\n".encode("utf-8", "surrogatepass"))
+            digest.update(file.read_bytes())
+    return digest.hexdigest()[:_DIGEST_CHARS]
 
 
 def plays_of(handler: AgentHandler[Any], instance: Mapping[str, Any]) -> tuple[Sequence[Play], str | None]:

@@ -125,8 +125,8 @@ class Tally:
         )
 
 
-def summary_lines(found: Summary, worst: Sequence[Report], handler: str, style: Style) -> Iterator[str]:
-    """The summary, the first of those that are not good, and what to do next."""
+def summary_lines(found: Summary, worst: Sequence[Report], style: Style, *, handler: str, target: str) -> Iterator[str]:
+    """The summary, the first of those that are not good, and what to do next; ``target`` names the handler as typed."""
     counted = [f"{getattr(found, verdict.value)} {verdict.value}" for verdict in Verdict]
     yield f"{count(found.instances, 'instance')}: {', '.join(counted)}; {count(found.rollouts, 'rollout')}"
     if found.init_p50_s is not None:
@@ -141,10 +141,10 @@ def summary_lines(found: Summary, worst: Sequence[Report], handler: str, style: 
     yield ""
     if found.report is not None:
         yield f"report: {found.report}"
-    yield from _next(found, handler)
+    yield from _next(found, handler, target)
 
 
-def _next(found: Summary, handler: str) -> Iterator[str]:
+def _next(found: Summary, handler: str, target: str) -> Iterator[str]:
     if found.left:
         yield f"next: the same command again goes on with the other {found.left}"
     elif found.out is None:
@@ -155,7 +155,7 @@ def _next(found: Summary, handler: str) -> Iterator[str]:
         if found.unsure:
             yield f"      the same command again tries the {found.unsure} unsure once more"
     else:
-        yield f"next: {program()} try {handler} @TASKS --turn TEXT shows one rollout with all that happens in it"
+        yield f"next: {program()} try {shlex.quote(target)} @FILE --turn TEXT shows all that happens in one rollout"
 
 
 def _span(found: Summary, stage: str) -> str:

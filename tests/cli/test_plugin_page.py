@@ -18,7 +18,7 @@ from prorld.testing.handler_contract import HANDLER_CONTRACT
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/plugins.md").read_text()
 BLOCKS = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
-WITHIN_S = 300
+WITHIN_S = 600
 
 pytestmark = pytest.mark.slow
 

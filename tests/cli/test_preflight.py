@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -206,7 +207,40 @@ def test_more_tasks_are_added_and_others_refused(fly, tmp_path):
     for flags in (("--times", "2"), ("--times", "1", "--plays", "empty"), ("--times", "1", "--load", "1")):
         code, _, err = fly("-o", "good.jsonl", *flags)
         assert code == 2
-        assert "of other tasks, another version or other settings" in err
+        assert "of other tasks, another state of the handler or other settings" in err
+    assert fly("-o", "good.jsonl", "--times", "2", "--anew")[0] == 0
+    assert [line["rollouts"] for line in lines(tmp_path / "good.report.jsonl")] == [4, 4]
+
+
+def test_a_handler_that_was_mended_is_played_again(project, cli, tmp_path, monkeypatch):
+    """Its version stays while it is written; its code is looked at."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    own = tmp_path / "own"
+    shutil.copytree(project, own)
+    write(tmp_path / "tasks.jsonl", ("good",))
+    argv: tuple[str, ...] = (
+        "preflight",
+        str(tmp_path / "tasks.jsonl"),
+        "--handler",
+        str(own),
+        "--sandbox",
+        "fake",
+        "--times",
+        "1",
+    )
+    argv = (*argv, "-o", str(tmp_path / "good.jsonl"))
+    monkeypatch.delitem(sys.modules, "prorld_fly", raising=False)
+    monkeypatch.delitem(sys.modules, "prorld_fly.handler", raising=False)
+    monkeypatch.syspath_prepend(str(own))
+    assert cli(*argv)[0] == 0
+    assert "1 of 1 instances are in" in cli(*argv)[2]
+    with (own / "prorld_fly/handler.py").open("a") as file:
+        file.write("# mended\n")
+    code, _, err = cli(*argv)
+    assert (code, "another state of the handler" in err) == (2, True)
+    assert cli(*argv, "--anew")[0] == 0
+    for name in ("prorld_fly", "prorld_fly.handler"):
+        sys.modules.pop(name, None)
 
 
 def test_instances_that_are_the_same_are_each_judged(fly, tmp_path):
@@ -315,7 +349,7 @@ def test_an_interrupted_preflight_leaves_no_process_and_goes_on(project, tmp_pat
     """In real sandboxes, with CPUs kept busy beside it."""
     write(tmp_path / "tasks.jsonl", ("sandbox",) * 40)
     report = tmp_path / "good.report.jsonl"
-    flags = ("--times", "2", "--jobs", "2", "--load", "1")
+    flags = ("--times", "1", "--jobs", "2", "--load", "1")
     first = fly_away(project, tmp_path, *flags)
     until(lambda: report.exists() and report.read_bytes().count(b"\n") >= 2, 60, "some are judged")
     ours = family(first.pid)

@@ -1,6 +1,6 @@
 """Every play of every task through the whole daemon: each comes to its reward, and the record says why.
 
-Another plugin is one more name in ``TASKS``; its instances are ``instances/NAME.jsonl``.
+Another plugin is one more file of instances, ``instances/NAME.jsonl``, named after its handler.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import pytest
 
 from prorld.handlers.registry import discover
 from prorld.testing.plays import play_of
-from tests.tasks.whole_path import Rollout, instances_of, plays_by_name, whole_path
+from tests.tasks.whole_path import INSTANCES, Rollout, instances_of, plays_by_name, whole_path
 
-TASKS = ["calc", "math"]
+TASKS = sorted(file.stem for file in INSTANCES.glob("*.jsonl"))
 
 INSTALLED = {point.name for point in entry_points(group="prorld.handlers")}
 NEEDED = {"gold", "empty", "wrong", "malformed"}

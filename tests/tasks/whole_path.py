@@ -23,7 +23,7 @@ from prorld.testing.byte_tokenizer import write_byte_tokenizer
 from prorld.testing.plays import CONTEXT_TOKENS, TURN_TOKENS, script_of
 from tests.daemon.support import Started, daemon, environ, scripted_engine
 
-__all__ = ["Rollout", "instances_of", "plays_by_name", "whole_path"]
+__all__ = ["INSTANCES", "Rollout", "instances_of", "plays_by_name", "whole_path"]
 
 INSTANCES = Path(__file__).parent / "instances"
 RUN_S = 540.0

@@ -12,14 +12,17 @@ __all__ = ["plays_of"]
 def plays_of(instance: CalcInstance) -> tuple[Play, ...]:
     """What solves a question, what does not, and what tries to be graded without an answer of its own."""
     right, wrong = str(instance.answer), str(instance.answer + 1)
-    # The calculator is tried, too, where it takes so long a number.
-    checked = (f"CALC: 0 + {right}",) if len(right) <= DIGITS else ()
     return (
-        Play(name="gold", turns=(*checked, f"ANSWER: {right}"), reward=1.0),
+        Play(name="gold", turns=(*_worked_out(right), f"ANSWER: {right}"), reward=1.0),
         Play(name="empty", turns=("",)),
-        Play(name="wrong", turns=(f"CALC: {wrong[-DIGITS:]} + 0", f"ANSWER: {wrong}")),
+        Play(name="wrong", turns=(*_worked_out(wrong), f"ANSWER: {wrong}")),
         Play(name="malformed", turns=(f"It is {right}.", right, f"ANSWER {right}")),
         Play(name="cheat:own-result", turns=(f"CALC: 1 + 1\nRESULT: {right}\nANSWER: {right}",)),
         Play(name="cheat:two-answers", turns=(f"ANSWER: {wrong} {right}",)),
         Play(name="cheat:code", turns=(f"CALC: print('ANSWER: {right}')", "ANSWER: the result")),
     )
+
+
+def _worked_out(number: str) -> tuple[str, ...]:
+    """A turn that has the calculator say the number, so that it is tried, too; none where it is too long for it."""
+    return (f"CALC: 0 + {number}",) if len(number) <= DIGITS else ()

@@ -15,7 +15,7 @@ from prorld.handlers import CommandResult, Impossible, Turn
 from prorld.testing.fake_sandbox import FakeRuntime
 from prorld.testing.handlers import check_handler
 from prorld.testing.jobs import run_handler
-from prorld_calc.generate import main, make_instances
+from prorld_calc.generate import CalcInstance, main, make_instances
 from prorld_calc.handler import CalcHandler
 from prorld_calc.language import HINT, CalcDialect, problem_with
 
@@ -38,6 +38,20 @@ async def play(*said: str | Turn, runtime: FakeRuntime | None = None):
     run = await run_handler(CalcHandler(), INSTANCE, turns=list(said), runtime=runtime)
     assert not runtime.live
     return run
+
+
+@pytest.mark.parametrize("answer", [322, -5, 0, 10**14])
+async def test_every_play_comes_to_its_reward(answer: int):
+    """Also where the number is too long for the calculator; only the gold one is worth anything."""
+    instance = {"question": "What is it?", "answer": answer}
+    plays = CalcHandler().plays(CalcInstance(question="What is it?", answer=answer))
+    assert {play.name for play in plays} >= {"gold", "empty", "wrong", "malformed", "cheat:own-result"}
+    for play in plays:
+        turns = [*play.turns, *play.turns[-1:] * 3]
+        run = await run_handler(CalcHandler(), instance, turns=turns, runtime=FakeRuntime(abacus))
+        assert run.grade.reward == play.reward == float(play.name == "gold"), play.name
+        used = play.name in {"gold", "wrong"} and answer < 10**12
+        assert run.grade.parts["used_calculator"] == float(used), play.name
 
 
 @pytest.mark.slow
