@@ -9,7 +9,8 @@ __all__ = ["SOURCE_BYTES", "code_block", "odd_words"]
 
 SOURCE_BYTES: Final = 256 << 10
 _TAIL_CHARS: Final = 600_000
-_OPENING = re.compile(r"^[ \t]{0,3}(`{3,}|~{3,})[ \t]*([^\s`]*)[^\n`]*$", re.MULTILINE)
+# Possessive: a line that does not match after all is given up at once, however long it is.
+_OPENING = re.compile(r"^[ \t]{0,3}(`{3,}+|~{3,}+)[ \t]*+([^\s`]*+)[^\n`]*+$", re.MULTILINE)
 _LANGUAGES = frozenset({"python", "python3", "py", "py3", "python2"})
 # None of them wins anything; whoever reads the records wants to know that they were tried.
 _ODD: Final = (

@@ -176,7 +176,7 @@ def _leave(status: int) -> int:
         threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
         atexit._run_exitfuncs()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
         for stream in (sys.stdout, sys.__stdout__):
-            if stream is not None:
+            if stream is not None and not stream.closed:
                 stream.flush()
     except BaseException:
         return status or 120
