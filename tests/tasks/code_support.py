@@ -1,20 +1,47 @@
-"""What the tests of this plugin share."""
+"""What the tests of prorld-code share: real sandboxes, instances in a line, one rollout and its grade."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
+
+import pytest
+import trio
 
 from prorld.domain.messages import ToolCall
 from prorld.handlers import Play, Turn
 from prorld.handlers.registry import decode_instance
+from prorld.sandbox.bubblewrap import Bubblewrap
 from prorld.sandbox.contract import SandboxRuntime
+from prorld.sandbox.runtime import Runtime
+from prorld.sandbox.warden_client import Warden, run_warden
 from prorld.testing.jobs import HandlerRun, run_handler
 from prorld_code.handler import CodeConfig, CodeHandler
 from prorld_code.instance import CodeInstance
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
+
+
+@pytest.fixture
+def runtime_dir() -> Iterator[Path]:
+    """A directory that an ordinary user can pass through, which pytest's own is not."""
+    place = Path(tempfile.mkdtemp(prefix="prorld-code-test-"))
+    place.chmod(0o755)
+    yield place
+    shutil.rmtree(place)
+
+
+@pytest.fixture
+async def runtime(runtime_dir: Path) -> AsyncIterator[Runtime]:
+    """Real sandboxes without an image: this host's programs and this interpreter, read-only."""
+    async with trio.open_nursery() as nursery:
+        warden: Warden = await nursery.start(run_warden)
+        yield Runtime(Bubblewrap(), warden, runtime_dir=runtime_dir, boot_id="boot-of-the-test")
+        nursery.cancel_scope.cancel("the test has ended")
 
 
 def block(source: str) -> str:

@@ -176,7 +176,7 @@ def test_what_passes_is_built_in():
     found = unpack(json.loads(json.dumps(pack([Liar(3)]))))
     assert type(found[0]) is int
     assert found != [4]
-    for value in (object(), Liar, len, (item for item in [])):
+    for value in (object(), Liar, len, iter("a")):
         with pytest.raises(NotPlainError):
             pack(value)
     deep: list[Any] = []

@@ -10,7 +10,10 @@ import pytest
 from prorld.handlers import Play
 from prorld.sandbox.runtime import Runtime
 from prorld_code import examples
+from tests.tasks import code_support
 from tests.tasks.code_support import graded, plays, turns_of, why
+
+runtime, runtime_dir = code_support.runtime, code_support.runtime_dir
 
 KINDS = dict(zip(("program", "function", "check"), examples(), strict=True))
 CASES = [

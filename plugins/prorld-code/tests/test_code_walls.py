@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 
 from prorld.sandbox.runtime import Runtime
+from tests.tasks import code_support
 from tests.tasks.code_support import block, check, function, graded, program, why
+
+runtime, runtime_dir = code_support.runtime, code_support.runtime_dir
 
 # Each of these has to fail. What succeeds is printed, and the test wants nothing printed but the end.
 FORBIDDEN = """
