@@ -166,7 +166,7 @@ assert False
         (check("gone()"), "before they call"),
         (check("pass"), "never call"),
         (check("candidate(lambda: 1)"), "the tests pass a value of the type function"),
-        ({**check("pass"), "test": "def chek(candidate): pass"}, "no function check"),
+        ({**check("pass"), "test": "def test(candidate): pass"}, "no function check"),
         ({**check("pass"), "test": "def check(candidate:"}, "before they call"),
     ],
 )
