@@ -9,6 +9,7 @@ import msgspec
 
 from prorld.handlers import Dataset, PackageFiles
 from prorld_code.instance import CodeInstance
+from prorld_code.shapes import NoTestsError
 
 __all__ = ["DATASETS", "apps", "codecontests", "deepcoder", "eurus", "humaneval", "livecodebench", "nemo_gym", "taco"]
 
@@ -69,11 +70,13 @@ def _kept(row: dict[str, Any], source: str) -> Iterator[dict[str, Any]]:
     kept |= {name: row[name] for name in _LABELS if isinstance(row.get(name), str | int)}
     kept["data_source"] = source
     try:
-        problem = msgspec.convert(kept, CodeInstance).decoded()
-    except ValueError:
-        # No task: a row without tests, or with some that can't be read.
+        msgspec.convert(kept, CodeInstance).decoded()
+    except NoTestsError:
         return
-    if problem.tests or problem.kind == "check":
+    except (ValueError, msgspec.MsgspecError):
+        # Whoever converts has every instance taken by the handler, which then says what is wrong with this one.
+        yield kept
+    else:
         yield kept
 
 

@@ -12,7 +12,7 @@ import msgspec
 from prorld_code.packed import unpacked
 from prorld_code.problem import Problem, Test
 
-__all__ = ["PACKED_BYTES", "Row", "problem_of"]
+__all__ = ["PACKED_BYTES", "NoTestsError", "Row", "problem_of"]
 
 # Of one packed field, or one field of JSON, when unpacked.
 PACKED_BYTES: Final = 64 << 20
@@ -27,6 +27,10 @@ _FUNCTIONAL = frozenset({"functional", "function_call", "call_based"})
 
 # A test before its kind is known: function or ``None``, what is given, what is wanted.
 _Raw = tuple[str | None, Any, Any]
+
+
+class NoTestsError(ValueError):
+    """A row that is no task of this kind."""
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,7 +57,7 @@ def problem_of(row: Row) -> Problem:
     hidden = [raw for where, value in row.tests.items() for raw in _in(_listed, value, where)]
     names = {found or name for found, _, _ in [*public, *hidden]}
     if not names:
-        raise ValueError("there are no tests")
+        raise NoTestsError("there are no tests")
     if len(names) > 1:
         raise ValueError(f"tests of several functions: {', '.join(sorted(str(one) for one in names))[:200]}")
     if len(public) + len(hidden) > TESTS_MAX:

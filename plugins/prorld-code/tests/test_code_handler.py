@@ -13,8 +13,8 @@ import pytest
 
 from prorld.domain.job import AgentLimits
 from prorld.domain.messages import ToolCall
-from prorld.handlers import GraderError, HandlerError, SandboxError, SandboxLimits, Turn
-from prorld.handlers.registry import decode_instance
+from prorld.handlers import GraderError, HandlerError, Impossible, SandboxError, SandboxLimits, Turn
+from prorld.handlers.registry import accept, decode_instance
 from prorld.sandbox.contract import CommandResult
 from prorld.sandbox.runtime import Runtime
 from prorld.testing.fake_sandbox import FakeRuntime
@@ -313,6 +313,13 @@ def test_a_row_becomes_an_instance(name: str) -> None:
     assert instance["data_source"] in CodeHandler.data_sources
     assert "url" not in instance
     assert list(getattr(datasets, name)({"question": "q", "input_output": ""}, "member")) == []
+
+
+def test_a_row_with_broken_tests_is_told_of() -> None:
+    """It passes, so that the handler refuses it with the name of the field."""
+    (instance,) = datasets.apps({"question": "q", "input_output": "{oops"}, "member")
+    with pytest.raises(Impossible, match="input_output: malformed JSON"):
+        accept(CodeHandler(), instance, AgentLimits())
 
 
 def test_each_dataset_names_its_converter() -> None:
