@@ -139,7 +139,11 @@ def _named_in(metadata: Any) -> str | None:
     """The function that LiveCodeBench's metadata names."""
     if metadata is None or metadata == "":
         return None
-    value = _json(metadata)
+    try:
+        value = _json(metadata)
+    except ValueError:
+        # Other sets have a field of this name, too.
+        return None
     name = value.get("func_name") if isinstance(value, dict) else None
     return name if isinstance(name, str) and name else None
 

@@ -117,6 +117,12 @@ def test_what_is_public_is_known():
     assert decoded(PROGRAMS["apps"]).public == ()
 
 
+def test_metadata_of_another_kind_is_left_alone():
+    """Only LiveCodeBench names a function there."""
+    for metadata in ("some words", "7", [], {"rating": 800}):
+        assert decoded({**PROGRAMS["apps"], "metadata": metadata}).kind == "program"
+
+
 def test_arguments_are_what_the_sets_mean():
     """JSON values one a line, text where a line is none, numbers for keys."""
     row = {"question": "q", "fn_name": "f", "input_output": {"inputs": ["[1, 2]\nabc\n"], "outputs": ['"x"']}}

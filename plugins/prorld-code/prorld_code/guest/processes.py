@@ -47,14 +47,19 @@ class Process:
         self._pipes = pipes  # our end -> its number over there
         self._caps = caps
         self._began = time.monotonic()
+        self._waits_for: int | None = None
         self._reaped: tuple[int, Any] | None = None
 
     def begin(self) -> None:
         """Count its time from now on: putting up the walls is not its own."""
         self._began = time.monotonic()
 
-    def watch(self, wall_s: float) -> Ended:
-        """Read until it has ended; kill it at its limits. What is said on stderr beyond its cap is dropped."""
+    def watch(self, wall_s: float, *, waits_for: int | None = None) -> Ended:
+        """Read until it has ended; kill it at its limits. What is said on stderr beyond its cap is dropped.
+
+        ``waits_for`` is another process, whose wait for a processor is not this one's time either.
+        """
+        self._waits_for = waits_for
         said: dict[int, bytearray] = {number: bytearray() for number in self._pipes.values()}
         how = self._read(said, wall_s)
         if how == "exit":
@@ -120,7 +125,10 @@ class Process:
 
     def _left_s(self, wall_s: float) -> float:
         left = self._began + wall_s - time.monotonic()
-        return left if left > 0 else left + min(WAITED_S_MAX, _waited_s(self.pid))
+        if left > 0:
+            return left
+        other_s = 0.0 if self._waits_for is None else _waited_s(self._waits_for)
+        return left + min(WAITED_S_MAX, _waited_s(self.pid) + other_s)
 
 
 def start(

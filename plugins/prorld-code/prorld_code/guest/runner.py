@@ -218,7 +218,7 @@ def _checked(job: dict[str, Any]) -> dict[str, Any]:
             caps={REPLY_FD: VERDICT_BYTES},
             given={0: null, 1: null, 2: null, REQUEST_FD: ask, SPARE_FD: answers},
         )
-        ended = judge.watch(job["wall_s"])
+        ended = judge.watch(job["wall_s"], waits_for=candidate.pid)
     finally:
         for fd in (ask, answers, null):
             os.close(fd)
