@@ -23,7 +23,8 @@ GradingMode = Literal[
 
 # An option that speaks of others, by their letters or their places, has to stay where it is.
 _SPEAKS_OF_OTHERS = re.compile(
-    r"\b(?:above|below|preceding|following|former|latter|previous)\b|\b(?:all|none|both|neither|any) of (?:these|them|the)\b"
+    r"\b(?:above|below|preceding|following|former|latter|previous)\b"
+    r"|\b(?:all|none|both|neither|any) of (?:these|them|the)\b"
     r"|^\W*(?:both|either|neither|all|none)\b|^[\W]*\(?[A-H]\)?\s*(?:and|or|&|,|und|et|y|e)\s*\(?[A-H]\b",
     re.IGNORECASE,
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Literal
 
 import msgspec
@@ -13,6 +14,8 @@ __all__ = ["Comparison", "compare", "final_answer", "reference"]
 
 ANSWER_CHARS = 1_000
 REFERENCE_CHARS = 4_000
+
+_ORDINARY = re.compile(r"[A-Z]?[a-z]{3,}(?:[ -][A-Za-z]?[a-z]+)*")
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,7 +37,7 @@ def reference(gold: str) -> str:
 
 def compare(answer: str, gold: str, tolerance: float) -> Comparison:
     """Whether two short answers are the same, as far as that is certain."""
-    if plain_words(answer) == plain_words(gold) != "":
+    if _same_words(answer, gold):
         return Comparison(correct=True, how="text")
     # A final answer is short. One that lists whatever could be meant is none.
     if len(answer) > max(ANSWER_CHARS, 3 * len(gold)):
@@ -44,6 +47,14 @@ def compare(answer: str, gold: str, tolerance: float) -> Comparison:
         return Comparison(correct=None, how="open")
     same = same_quantity(given, wanted, tolerance)
     return Comparison(correct=same, how="open" if same is None else "quantity")
+
+
+def _same_words(answer: str, gold: str) -> bool:
+    """As text; case does not matter in words, and does in signs: Co is not CO, and mW not MW."""
+    one, other = (" ".join(unwrapped(text).split()).strip(" .") for text in (answer, gold))
+    if one == other:
+        return one != ""
+    return _ORDINARY.fullmatch(other) is not None and plain_words(one) == plain_words(other)
 
 
 def _last_side(text: str) -> str:

@@ -85,25 +85,21 @@ async def _connected(address: Address, trust: ssl.SSLContext | None) -> trio.abc
     if not address.secure:
         return await trio.open_tcp_stream(address.host, address.port)
     context = trust if trust is not None else ssl.create_default_context()
-    stream = await trio.open_ssl_over_tcp_stream(
-        address.host, address.port, ssl_context=context, https_compatible=True
-    )
+    stream = await trio.open_ssl_over_tcp_stream(address.host, address.port, ssl_context=context, https_compatible=True)
     await stream.do_handshake()
     return stream
 
 
 async def _exchange(stream: trio.abc.Stream, request: h11.Request, body: bytes) -> Reply:
     connection = h11.Connection(h11.CLIENT, max_incomplete_event_size=HEADER_BYTES)
-    sent = b"".join(
-        connection.send(event) or b"" for event in (request, h11.Data(data=body), h11.EndOfMessage())
-    )
+    sent = b"".join(connection.send(event) or b"" for event in (request, h11.Data(data=body), h11.EndOfMessage()))
     await stream.send_all(sent)
     status: int | None = None
     received = bytearray()
     while True:
         event = connection.next_event()
         if event is h11.NEED_DATA:
-            connection.receive_data(await stream.receive_some(PIECE_BYTES))
+            connection.receive_data(bytes(await stream.receive_some(PIECE_BYTES)))
         elif isinstance(event, h11.Response):
             status = event.status_code
         elif isinstance(event, h11.Data):

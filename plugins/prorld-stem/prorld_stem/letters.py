@@ -40,7 +40,7 @@ def letters_boxed(said: str) -> int:
     return len(set(_BOX.findall(said[-TAIL_CHARS:])))
 
 
-def _strict(said: str, sheet: Sheet) -> str | None:
+def _strict(said: str, _sheet: Sheet) -> str | None:
     box = last_box(said)
     found = _STRICT.fullmatch(unwrapped(box)) if box is not None else None
     return found[1] if found is not None else None
@@ -58,7 +58,7 @@ def _colon(said: str, sheet: Sheet) -> str | None:
     return _letter_or_option(last_box(line) or line, sheet)
 
 
-def _marked(said: str, sheet: Sheet) -> str | None:
+def _marked(said: str, _sheet: Sheet) -> str | None:
     for line in reversed(said[-TAIL_CHARS:].splitlines()):
         if (found := _MARKED.match(line)) is not None:
             return found[1].upper()

@@ -1,4 +1,4 @@
-"""Full-text search in texts of the operator's own: an index of SQLite's FTS5 in one file, built once, then only read."""
+"""Full-text search in texts of the operator's own: an index of SQLite's FTS5 in one file, built once."""
 
 from __future__ import annotations
 
@@ -34,11 +34,13 @@ READERS: Final = 4
 STEPS: Final = 20_000
 TEXT_NAMES: Final = (".txt", ".md", ".rst", ".tex")
 
-_WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)?")
+_WORD = re.compile(r"[^\W_]+(?:['\u2019][^\W_]+)?")
 _MADE = """
 PRAGMA journal_mode = OFF;
 PRAGMA synchronous = OFF;
-CREATE VIRTUAL TABLE pages USING fts5(title, body, address UNINDEXED, tokenize = "porter unicode61 remove_diacritics 2");
+CREATE VIRTUAL TABLE pages USING fts5(
+    title, body, address UNINDEXED, tokenize = "porter unicode61 remove_diacritics 2"
+);
 """
 
 

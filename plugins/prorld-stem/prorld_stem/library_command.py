@@ -18,8 +18,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What to read, and where the index goes."""
     parser.description = "Make a full-text index of texts, for the tool web_search of the handlers stem and choice."
     parser.epilog = (
-        "A source is a .jsonl file (an object with text, and if wanted title and address, on each line), a text file, or"
-        " a directory of them. Name the index in the configuration: [handlers.config.stem] library = PATH"
+        "A source is a .jsonl file (an object with text, and if wanted title and address, on each line), a text file,"
+        " or a directory of them. Name the index in the configuration: [handlers.config.stem] library = PATH"
     )
     parser.add_argument("sources", nargs="+", type=Path, metavar="SOURCE", help="files and directories to read")
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="PATH", help="the index; replaced if there")

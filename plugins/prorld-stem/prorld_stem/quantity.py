@@ -20,13 +20,15 @@ EXPONENT_MAX: Final = 300
 Dimension = tuple[int, ...]
 
 _NUMBER = re.compile(
-    r"(?P<sign>[-+−]?)\s*(?P<whole>\d{1,3}(?:,\d{3})+|\d{1,40})?(?P<part>\.\d{1,40})?"
+    r"(?P<sign>[-+\u2212]?)\s*(?P<whole>\d{1,3}(?:,\d{3})+|\d{1,40})?(?P<part>\.\d{1,40})?"
     r"(?:\s*(?:/|over)\s*(?P<below>\d{1,40}))?"
-    r"(?:\s*(?:[eE]|(?:×|x|\*|·|times)\s*10\s*(?:\^|\*\*))\s*\{?\(?(?P<power>[-+−]?\d{1,4})\)?\}?)?"
+    r"(?:\s*(?:[eE]|(?:\u00d7|x|\*|·|times)\s*10\s*(?:\^|\*\*))\s*\{?\(?(?P<power>[-+\u2212]?\d{1,4})\)?\}?)?"
 )
-_POWER_ALONE = re.compile(r"(?P<sign>[-+−]?)\s*10\s*(?:\^|\*\*)\s*\{?\(?(?P<power>[-+−]?\d{1,4})\)?\}?")
+_POWER_ALONE = re.compile(r"(?P<sign>[-+\u2212]?)\s*10\s*(?:\^|\*\*)\s*\{?\(?(?P<power>[-+\u2212]?\d{1,4})\)?\}?")
 _FRACTION = re.compile(r"\\[dt]?frac\s*\{(\d{1,40})\}\s*\{(\d{1,40})\}")
-_FACTOR = re.compile(r"(?P<joint>[*/·⋅ ]*)(?P<name>[A-Za-zµμΩ°%ÅÅ]+)(?:\s*(?:\^|\*\*)?\s*\{?\(?(?P<power>[-+−]?\d{1,2})\)?\}?)?")
+_FACTOR = re.compile(
+    r"(?P<joint>[*/·⋅ ]*)(?P<name>[A-Za-zµμΩ°%ÅÅ]+)(?:\s*(?:\^|\*\*)?\s*\{?\(?(?P<power>[-+\u2212]?\d{1,2})\)?\}?)?"
+)
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
 _COMMANDS = re.compile(r"\\(?:mathrm|text|textrm|operatorname|mbox|rm)\b|\\[,;:! ]|~|\$|\\left|\\right")
 
@@ -135,8 +137,8 @@ def _simplified(text: str) -> str:
     text = text.strip().translate(_SUPERSCRIPTS)
     text = _FRACTION.sub(r" \1/\2 ", text)
     text = text.replace("^\\circ", "°").replace("^{\\circ}", "°").replace("\\degree", "°").replace("° C", "°C")
-    text = text.replace("\\times", "×").replace("\\cdot", "·").replace("\\%", "%").replace("\\mu", "u")
-    text = text.replace("\\Omega", "Ω").replace("µ", "u").replace("μ", "u").replace("Ω", "Ω").replace("−", "-")
+    text = text.replace("\\times", "\u00d7").replace("\\cdot", "·").replace("\\%", "%").replace("\\mu", "u")
+    text = text.replace("\\Omega", "Ω").replace("µ", "u").replace("μ", "u").replace("Ω", "Ω").replace("\u2212", "-")
     text = text.replace("{,}", ",")
     text = _COMMANDS.sub(" ", text)
     # Braces around a unit only group it.

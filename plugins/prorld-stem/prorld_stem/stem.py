@@ -1,4 +1,4 @@
-"""The handler ``stem``: questions of science with a free answer, compared by rule and, where that is open, by a judge."""
+"""The handler ``stem``: questions with a free answer, compared by rule and, where that is open, by a judge."""
 
 from __future__ import annotations
 
