@@ -87,6 +87,10 @@ class ModelSource(Protocol):
         """Lease an engine for as long as the block lasts and talk to it. Waits for one where there is none."""
         ...
 
+    def knows(self, policy: str) -> bool:
+        """Whether there is such a policy, with an engine or without."""
+        ...
+
 
 @dataclass(frozen=True, kw_only=True)
 class World:
@@ -179,6 +183,7 @@ async def attempt(
                     runtime=world.runtime,
                     boot_id=world.boot_id,
                     metrics=world.metrics,
+                    judges=world.models,
                 )
                 outcome = await stages(job)
                 if nursery.child_tasks:

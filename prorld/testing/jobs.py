@@ -193,8 +193,10 @@ class FakeJob:
     async def ask(
         self, policy: str, messages: Sequence[Message], *, max_tokens: int = 512, limit_s: float = 60.0
     ) -> str:
-        """What ``judge`` says, where there is one."""
+        """What ``judge`` says, where there is one; in EVAL, as in the daemon."""
         await trio.lowlevel.checkpoint()
+        if not self.grades:
+            raise HandlerError("a judge can be asked in EVAL only", code="no_judge_here")
         if self.judge is None:
             raise GraderError(f"there is no engine for the policy {policy}", code="no_judge")
         return self.judge(policy, messages)
