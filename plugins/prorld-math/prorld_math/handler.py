@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import Annotated, ClassVar, Literal
 
@@ -12,8 +12,19 @@ from msgspec import Meta
 
 from prorld.agents import run_agent
 from prorld.domain.messages import Message
-from prorld.handlers import AgentHandler, Grade, HandlerError, JobContext, Play, RunResult, SandboxSpec, open_grader
-from prorld_math.answer import boxes
+from prorld.handlers import (
+    AgentHandler,
+    Grade,
+    HandlerError,
+    JobContext,
+    Play,
+    RewardServer,
+    RunResult,
+    SandboxSpec,
+    open_grader,
+    open_reward_server,
+)
+from prorld_math.answer import boxes, final_answer
 from prorld_math.examiner import WAIT_FACTOR, Examiner
 from prorld_math.instance import MathInstance
 from prorld_math.libraries import find_libraries, words_for
@@ -34,13 +45,18 @@ _SYSTEM = (
 
 
 class MathConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Bounds of the grader, what answers are worth, and the sandbox."""
+    """Bounds of the grader, what answers are worth, and the sandbox.
+
+    A ``reward_server`` grades in the place of math-verify, and its score is the reward as it is.
+    """
 
     graders: Annotated[int, Meta(ge=1, le=64)] = 2
     grade_s: Annotated[float, Meta(ge=1, le=600)] = 5.0
     memory_bytes: Annotated[int, Meta(ge=256 << 20)] = 1 << 30
     simplified: bool = True
     reward_wrong: Annotated[float, Meta(ge=-1, le=0)] = 0.0
+    reward_server: Annotated[str, Meta(min_length=1, max_length=1_000)] | None = None
+    reward_server_s: Annotated[float, Meta(gt=0, le=600)] = 60.0
     image: str | None = None
     kernel: Literal["auto", "ipython", "plain"] = "auto"
     tool_s: Annotated[float, Meta(gt=0, le=3600)] = 60.0
@@ -60,21 +76,28 @@ class MathHandler(AgentHandler[MathInstance]):
         assert isinstance(self.config, MathConfig)
         self._settings = self.config
         self._examiner: Examiner | None = None
+        self._server: RewardServer | None = None
         # What the sandboxes have, once one was asked: they are all made of the same image.
         self._libraries: tuple[str, ...] | None = None
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
-        """Keep the grader's children for all jobs."""
+        """Keep what grades for all jobs: the grader's children, or the way to the reward server."""
         self._libraries = None
-        async with open_grader(
-            "prorld_math.grading:grade",
-            MathVerdict,
-            children=self._settings.graders,
-            limit_s=WAIT_FACTOR * self._settings.grade_s,
-            memory_bytes=self._settings.memory_bytes,
-        ) as grader:
-            self._examiner = Examiner(grader)
+        settings = self._settings
+        async with AsyncExitStack() as stack:
+            if settings.reward_server is not None:
+                opened = open_reward_server(settings.reward_server, limit_s=settings.reward_server_s)
+                self._server = await stack.enter_async_context(opened)
+            else:
+                grader = open_grader(
+                    "prorld_math.grading:grade",
+                    MathVerdict,
+                    children=settings.graders,
+                    limit_s=WAIT_FACTOR * settings.grade_s,
+                    memory_bytes=settings.memory_bytes,
+                )
+                self._examiner = Examiner(await stack.enter_async_context(grader))
             yield
 
     def plays(self, instance: MathInstance) -> Sequence[Play]:
@@ -114,8 +137,11 @@ class MathHandler(AgentHandler[MathInstance]):
         return RunResult(stop=end.stop, answer=end.answer, data=end.data)
 
     async def evaluate(self, job: JobContext[MathInstance], result: RunResult) -> Grade:
-        """1 for a right answer, ``reward_wrong`` for every other."""
-        said = (result.answer or "")[-SAID_CHARS:]
+        """1 for a right answer, ``reward_wrong`` for every other; or what the reward server says."""
+        # A lone surrogate is in no text that can be sent on, and must not be a way out of the grade.
+        said = (result.answer or "")[-SAID_CHARS:].encode("utf-8", "replace").decode()
+        if self._server is not None:
+            return await self._score(job, self._server, said)
         verdict = await self._judge(job, said)
         job.progress("graded", answer=verdict.answer, how=verdict.how)
         job.measure("answer_chars", len(verdict.answer or ""))
@@ -128,6 +154,12 @@ class MathHandler(AgentHandler[MathInstance]):
             reward=1.0 if verdict.correct else self._settings.reward_wrong,
             parts={"correct": float(verdict.correct), "answered": float(answered)},
         )
+
+    async def _score(self, job: JobContext[MathInstance], server: RewardServer, said: str) -> Grade:
+        instance = job.instance
+        score = await server.score(solution=said, truth=instance.gold, data_source=instance.data_source)
+        job.progress("graded", how="remote", score=score)
+        return Grade(reward=score, parts={"score": score, "answered": float(final_answer(said) is not None)})
 
     async def _judge(self, job: JobContext[MathInstance], said: str) -> MathVerdict:
         if self._examiner is None:

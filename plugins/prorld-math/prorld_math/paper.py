@@ -9,7 +9,7 @@ from msgspec import Meta
 
 __all__ = ["How", "MathPaper", "MathVerdict"]
 
-How = Literal["none", "text", "unreasonable", "not_worked_out", "unreadable", "value", "exhausting", "remote"]
+How = Literal["none", "text", "unreasonable", "not_worked_out", "unreadable", "value", "exhausting"]
 
 
 class MathPaper(msgspec.Struct, frozen=True, kw_only=True):

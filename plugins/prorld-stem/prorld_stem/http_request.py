@@ -86,7 +86,12 @@ async def _connected(address: Address, trust: ssl.SSLContext | None) -> trio.abc
         return await trio.open_tcp_stream(address.host, address.port)
     context = trust if trust is not None else ssl.create_default_context()
     stream = await trio.open_ssl_over_tcp_stream(address.host, address.port, ssl_context=context, https_compatible=True)
-    await stream.do_handshake()
+    try:
+        await stream.do_handshake()
+    except BaseException:
+        with trio.CancelScope(shield=True):
+            await trio.aclose_forcefully(stream)
+        raise
     return stream
 
 

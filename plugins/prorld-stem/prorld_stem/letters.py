@@ -12,7 +12,7 @@ __all__ = ["chosen", "instruction", "letters_boxed"]
 
 _STRICT = re.compile(r"[^A-Za-z]*([A-Z])[^A-Za-z]*")
 _LED = re.compile(r"\(?([A-Za-z])(?:\)|[.:)]|\s*$)")
-_MARKED = re.compile(r"^[\s>#*_]*answer[*_]{0,2}\s*:[*_\s]{0,4}\(?([A-Z])\)?(?![A-Za-z0-9])", re.IGNORECASE)
+_MARKED = re.compile(r"^[\s>#*_]*answer[*_]{0,2}\s*:(.*)$", re.IGNORECASE)
 _BOX = re.compile(r"\\boxed\{\s*\(?([A-Z])\)?\s*\}")
 
 _WHERE = {
@@ -58,10 +58,10 @@ def _colon(said: str, sheet: Sheet) -> str | None:
     return _letter_or_option(last_box(line) or line, sheet)
 
 
-def _marked(said: str, _sheet: Sheet) -> str | None:
+def _marked(said: str, sheet: Sheet) -> str | None:
     for line in reversed(said[-TAIL_CHARS:].splitlines()):
         if (found := _MARKED.match(line)) is not None:
-            return found[1].upper()
+            return _letter_or_option(found[1].strip("*_ \t"), sheet)
     return None
 
 

