@@ -10,7 +10,7 @@ from prorld_math.paper import MathPaper, MathVerdict
 __all__ = ["WAIT_FACTOR", "Examiner"]
 
 # A grade may wait this many times as long as it may compute: a machine that is busy delays it, and is no one's doing.
-WAIT_FACTOR = 4.0
+WAIT_FACTOR = 12.0
 # How a grade ends that used itself up: killed by the kernel for what it computed, or out of memory or stack.
 _USED_UP = frozenset({"grader_crashed", "grader_failed"})
 TRIES = 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import h11
@@ -113,8 +114,7 @@ async def reward_server(reply: bytes, status: int = 200) -> AsyncIterator[tuple[
         await trio.aclose_forcefully(stream)
 
     async with trio.open_nursery() as nursery:
-        listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
-        nursery.start_soon(trio.serve_listeners, serve, listeners)
+        listeners = await nursery.start(partial(trio.serve_tcp, serve, 0, host="127.0.0.1"))
         yield f"http://127.0.0.1:{listeners[0].socket.getsockname()[1]}", asked
         nursery.cancel_scope.cancel("the block has ended")
 

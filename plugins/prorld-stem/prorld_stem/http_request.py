@@ -102,6 +102,8 @@ async def _exchange(stream: trio.abc.Stream, request: h11.Request, body: bytes) 
     status: int | None = None
     received = bytearray()
     while True:
+        # A long reply may be there at once; a cancelled rollout stops here all the same.
+        await trio.lowlevel.checkpoint()
         event = connection.next_event()
         if event is h11.NEED_DATA:
             connection.receive_data(bytes(await stream.receive_some(PIECE_BYTES)))

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from prorld.handlers import Dataset, HandlerError, cached_package
+from prorld.handlers import AgentHandler, Dataset, HandlerError, cached_package
 from prorld.handlers.registry import decode_instance
 from prorld_stem import convert, library_command
 from prorld_stem.choice import ChoiceHandler
@@ -19,7 +19,7 @@ from prorld_stem.datasets import DATASETS
 from prorld_stem.library import Library
 from prorld_stem.stem import StemHandler
 
-HANDLERS = {"choice": ChoiceHandler(), "stem": StemHandler()}
+HANDLERS: dict[str, AgentHandler[Any]] = {"choice": ChoiceHandler(), "stem": StemHandler()}
 
 
 def exam(told: str, ideal: Any) -> dict[str, Any]:

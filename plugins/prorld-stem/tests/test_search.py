@@ -93,7 +93,7 @@ async def serving(answer: Answer, context: ssl.SSLContext | None = None) -> Asyn
             finally:
                 await trio.aclose_forcefully(stream)
 
-        nursery.start_soon(trio.serve_listeners, serve, listeners)
+        await nursery.start(trio.serve_listeners, serve, listeners)
         yield service
         nursery.cancel_scope.cancel("the block has ended")
 
@@ -296,10 +296,15 @@ def test_what_can_not_be_indexed_is_told_with_its_place(tmp_path: Path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.jsonl", "empty"]
 
 
+def make_empty(path: Path) -> None:
+    """A file of SQLite's that holds no index."""
+    sqlite3.connect(path).close()
+
+
 async def test_the_search_is_looked_at_when_a_handler_opens(tmp_path: Path, key_file: Path, index: Path):
     """What is missing is told then; one of the two is enough."""
     other = tmp_path / "other.sqlite"
-    sqlite3.connect(other).close()
+    make_empty(other)
     for path in (tmp_path / "none.sqlite", key_file, other):
         with pytest.raises(HandlerError) as caught:
             await open_search(SearchPlan(library=str(path)))
