@@ -8,6 +8,7 @@ from prorld.handlers.grader import Grader, open_grader, run_grader
 from prorld.handlers.packages import cached_package
 from prorld.handlers.play import Play, common_plays, tool_call
 from prorld.handlers.reward_server import RewardServer, open_reward_server
+from prorld.handlers.signs import Watch
 from prorld.sandbox.contract import USED_UP, CommandResult, Sandbox, SandboxLimits, SandboxSpec
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "SandboxLimits",
     "SandboxSpec",
     "Turn",
+    "Watch",
     "Workshop",
     "cached_package",
     "common_plays",

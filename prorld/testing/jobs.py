@@ -22,7 +22,7 @@ from prorld.domain.messages import Message, ToolSchema
 from prorld.domain.outcome import StopReason
 from prorld.errors import GraderError, HandlerError, SandboxError, leaves
 from prorld.handlers.base import AgentHandler, Grade, RunResult
-from prorld.handlers.grading import open_grading_sandbox, take_along
+from prorld.handlers.grading import evaluate, open_grading_sandbox, take_along
 from prorld.handlers.registry import accept
 from prorld.inference.contract import Turn
 from prorld.sandbox.contract import USED_UP, Sandbox, SandboxRuntime, SandboxSpec
@@ -276,7 +276,7 @@ async def run_handler(
         await handler.init(job)
         result = await handler.run(job)
         await ready_to_grade(handler, job)
-        grade = await handler.evaluate(job, result)
+        grade = await evaluate(handler, job, result)
         await job.close_sandbox()
         nursery.cancel_scope.cancel()
     return HandlerRun(
