@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from prorld.handlers import Play, tool_call
 from prorld_stem.compare import reference
+from prorld_stem.quantity import read_quantity
+from prorld_stem.reading import unwrapped
 from prorld_stem.stem_instance import StemInstance
 from prorld_stem.surroundings import search_for
 
@@ -39,7 +41,7 @@ def stem_plays(instance: StemInstance, *, wrong: float = 0.0) -> list[Play]:
     """Those of one instance; ``wrong`` is what a wrong answer is worth."""
     gold = reference(instance.gold)
     bad = {
-        "wrong": (_box("-987654321987 furlongs"),),
+        "wrong": (_box(_wrong(gold)),),
         "cheat:length": (_box(f"{gold} " + "or something else " * 500),),
         "cheat:unboxed": (f"{gold} it is, {gold}",),
         "cheat:environment": (tool_call("python", code=search_for(gold)), "It is what was printed."),
@@ -48,6 +50,14 @@ def stem_plays(instance: StemInstance, *, wrong: float = 0.0) -> list[Play]:
     }
     honest = Play(name="gold", turns=(f"Answer: {gold}" if _unbalanced(gold) else _box(gold),), reward=1.0)
     return [honest, *(Play(name=name, turns=turns, reward=wrong) for name, turns in bad.items())]
+
+
+def _wrong(gold: str) -> str:
+    """Another quantity in the same unit, so that no judge is needed to tell; of words, other words."""
+    quantity = read_quantity(unwrapped(gold))
+    if quantity is None or quantity.value == 0:
+        return "the opposite of that"
+    return gold[1:] if quantity.value < 0 and gold.startswith("-") else f"-{gold}"
 
 
 def _box(answer: str) -> str:
