@@ -10,6 +10,7 @@ __all__ = ["DATASETS"]
 
 _NEMO: Final = "955f08027a2f01a1c6e0e3c5da0820c330fee0307754d59ba2517f5ad89cea6e"
 _EVALS: Final = "0abcb2051303500784b1641a6e4f6b813ed43ad64f879a37d344a6774eb8eb78"
+_BIG_BENCH: Final = "1bb398a5512c6d798cdebe0dfa0ac03f67f6033fa6b39c6ef71df978c7cbc5c2"
 _EVALS_LICENCE: Final = "MIT (evals); some folders name a source and a licence of their own"
 
 
@@ -47,9 +48,9 @@ def _short(name: str, title: str, count: int, *folders: str) -> Dataset:
     )
 
 
-def _big_bench(task: str, title: str) -> Dataset:
+def _big_bench(name: str, title: str, count: int, member: str) -> Dataset:
     return Dataset(
-        name=f"bigbench-{task.replace('_', '-')}",
+        name=name,
         title=f"{title}; a large download (358 MB)",
         handler="choice",
         convert="prorld_stem.convert:big_bench",
@@ -58,9 +59,11 @@ def _big_bench(task: str, title: str) -> Dataset:
             package="bigbench",
             version="1.0.0",
             kind="sdist",
-            members=(f"*/bigbench/benchmark_tasks/{task}/task.json",),
+            sha256=_BIG_BENCH,
+            members=(f"*/bigbench/benchmark_tasks/{member}/task.json",),
         ),
         licence="Apache-2.0",
+        count=count,
     )
 
 
@@ -108,8 +111,8 @@ DATASETS: Final = (
     _short("probability", "Probabilities, to four places", 100, "probability_questions/probability_questions.jsonl"),
     _short("resistors", "The resistance that coloured bands say", 1080, "resistor_ohm_calculator/samples.jsonl"),
     _short("molecular-formulas", "The formula of a molecule from SMILES", 905, "smiles_to_formula/samples.jsonl"),
-    _big_bench("physics", "Which formula solves a problem of physics"),
-    _big_bench("elementary_math_qa", "Word problems with five options"),
+    _big_bench("bigbench-physics", "Which formula solves a problem of physics", 229, "physics"),
+    _big_bench("bigbench-math", "Word problems with five options", 7688, "elementary_math_qa/question_only"),
     Dataset(
         name="scp-116k",
         title="SCP-116K, from local files",
