@@ -42,7 +42,8 @@ def informal_minif2f(row: Mapping[str, Any], _member: str) -> Iterator[Instance]
     found = _SHOWN.search(told)
     if found is None:
         return
-    answer = found["answer"].strip().rstrip(".")
+    # Blanks and braces of the printer's, which math-verify can't read.
+    answer = found["answer"].replace("~", " ").replace("\\quad", " ").replace("{-}", "-").strip().rstrip(".").strip()
     if _LETTER.match(answer):
         answer = _LETTER.sub("", answer).strip()
     # A letter alone names a choice, and words are nothing to be compared with.
