@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["final_answer", "is_unreasonable", "is_worked_out", "same_text"]
+__all__ = ["boxes", "final_answer", "is_unreasonable", "is_worked_out", "same_text"]
 
 # A final answer stands at the end. What came before is not looked at, however long it is.
 TAIL_CHARS = 20_000
@@ -18,7 +18,13 @@ NESTING = 20
 _LEADS = ("the final answer is", "final answer:", "the answer is", "answer:")
 _NUMBER = re.compile(r"-?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+)?")
 _SCIENTIFIC = re.compile(r"-?\d+(?:\.\d+)?(?:\\times|\\cdot|\*)10(?:\^|\*\*)\{?-?\d{1,3}\}?")
-_LEFT_TO_DO = re.compile(r"[\d)}](?:\+|-|\*|\^|!|\\times|\\cdot|\\div)|\\(?:sum|prod|int|lim|binom|sqrt)")
+_LEFT_TO_DO = re.compile(
+    r"[\d)}](?:\+|-|\*|\^|!|\\times|\\cdot|\\div)"
+    r"|\\(?:sum|prod|int|lim|[dt]?binom|sqrt|min|max|gcd|lcm|lfloor|lceil|log|ln|lg|exp|sin|cos|tan|bmod|pmod|mod)"
+    r"|\\operatorname"
+)
+# A unit is words, and may have a power: cm^2.
+_UNIT = re.compile(r"\\(?:text|textrm|mathrm|mbox)\{[^{}]*\}(?:\^\{?-?\d\}?)?")
 _EXPLOSIVE = re.compile(
     r"\d\}?(?:\^|\*\*)[{(]*\d+\}?(?:\^|\*\*)"  # a tower of numbers
     r"|(?:\^|\*\*)[{(]*\d{5,}"  # a power that needs more digits than there is room for
@@ -48,14 +54,37 @@ def _boxed(text: str) -> str | None:
 
 def _inside(text: str, opening: int) -> str | None:
     depth = 0
+    escaped = False
     for position in range(opening, len(text)):
-        if text[position] == "{":
+        character = text[position]
+        if escaped:
+            # Behind a backslash a brace is a sign to be shown and closes nothing: \left\{ need not have a partner.
+            escaped = False
+        elif character == "\\":
+            escaped = True
+        elif character == "{":
             depth += 1
-        elif text[position] == "}":
+        elif character == "}":
             depth -= 1
             if depth == 0:
                 return text[opening + 1 : position]
     return None
+
+
+def boxes(text: str) -> int:
+    """How many different answers were boxed in the end of a text; more than one or two is a way to try many."""
+    tail = text[-TAIL_CHARS:]
+    found: set[str] = set()
+    end = len(tail)
+    for _ in range(BOXES):
+        start = tail.rfind("\\boxed{", 0, end)
+        if start < 0:
+            break
+        content = _inside(tail, start + len("\\boxed"))
+        if content is not None and content.strip():
+            found.add(_plain(content))
+        end = start
+    return len(found)
 
 
 def _stated(text: str) -> str | None:
@@ -70,7 +99,7 @@ def _stated(text: str) -> str | None:
 
 def same_text(one: str, other: str) -> bool:
     """Whether two answers are the same but for blanks, dollar signs and a final stop."""
-    return _plain(one) == _plain(other)
+    return _plain(one) == _plain(other) != ""
 
 
 def is_unreasonable(answer: str, gold: str) -> bool:
@@ -86,7 +115,7 @@ def is_worked_out(answer: str, gold: str) -> bool:
         return True
     plain = _plain(answer).rpartition("=")[2]
     # A degree sign is written as a power.
-    plain = plain.replace("^\\circ", "").replace("^{\\circ}", "")
+    plain = _UNIT.sub("", plain.replace("^\\circ", "").replace("^{\\circ}", ""))
     return _SCIENTIFIC.fullmatch(plain) is not None or _LEFT_TO_DO.search(plain) is None
 
 

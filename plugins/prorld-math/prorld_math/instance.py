@@ -36,6 +36,8 @@ class MathInstance(msgspec.Struct, frozen=True, kw_only=True):
     answer: Gold | None = None
     expected_answer: Gold | None = None
     reward_model: RewardModel | None = None
+    # Told to a reward server; nothing here depends on it.
+    data_source: Annotated[str, Meta(max_length=200)] = "math"
 
     def __post_init__(self) -> None:
         if self.problem is None and self.question is None and self.prompt is None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prorld_math.answer import final_answer, is_unreasonable, is_worked_out, same_text
+from prorld_math.answer import boxes, final_answer, is_unreasonable, is_worked_out, same_text
 
 
 @pytest.mark.parametrize(
@@ -29,6 +29,8 @@ from prorld_math.answer import final_answer, is_unreasonable, is_worked_out, sam
         ("", None),
         ("Answer:", None),
         ("\\boxed", None),
+        (r"\boxed{\left\{ x \right.}", r"\left\{ x \right."),
+        (r"\boxed{a \\ {b}}", r"a \\ {b}"),
         ("\\boxed{5}" + "x" * 30_000, None),
     ],
 )
@@ -90,6 +92,12 @@ def test_ordinary_answers_are_reasonable(answer: str):
         (r"90^\circ", "90", True),
         (r"3 \times 10^{8}", "300000000", True),
         ("322 \\text{ cm}", "322", True),
+        (r"322 \text{ cm}^2", "322", True),
+        (r"322 \mathrm{ m}^{3}", "322", True),
+        (r"\min(34,35)", "34", False),
+        (r"\lfloor 34.5 \rfloor", "34", False),
+        (r"\gcd(68, 34)", "34", False),
+        (r"\log_2{8}", "3", False),
         ("2^{10}", "2^{10}", True),
         (r"1+\sqrt{2}", r"\sqrt{2}+1", True),
         ("0.5", r"\frac{1}{2}", True),
@@ -98,3 +106,18 @@ def test_ordinary_answers_are_reasonable(answer: str):
 def test_a_plain_number_has_to_be_worked_out(answer: str, gold: str, done: bool):
     """A sum that repeats the question is no answer to it; where the right answer is no plain number, anything goes."""
     assert is_worked_out(answer, gold) is done
+
+
+@pytest.mark.parametrize(
+    ("said", "count"),
+    [("none", 0), (r"\boxed{5} and again \boxed{ 5 }", 1), (r"\boxed{1} \boxed{2} \boxed{3}", 3), ("\\boxed{" * 9, 0)],
+)
+def test_different_boxes_are_counted(said: str, count: int):
+    """The same answer again is no other one."""
+    assert boxes(said) == count
+
+
+@pytest.mark.parametrize(("one", "other"), [("$", "."), ("", " ")])
+def test_nothing_is_the_same_as_nothing(one: str, other: str):
+    """Two texts of signs alone are no answers that agree."""
+    assert not same_text(one, other)

@@ -170,9 +170,9 @@ async def handler() -> AsyncIterator[MathHandler]:
 
 @pytest.mark.slow
 async def test_the_handler_keeps_the_contract():
-    """For every shape of instance, and for its own examples."""
+    """For every shape of instance, and for some of its own examples."""
     own = [{"problem": example.problem, "answer": example.answer} for example in examples()]
-    await check_handler(MathHandler(), [INSTANCE, DAPO, NEMO, *own])
+    await check_handler(MathHandler(), [INSTANCE, DAPO, NEMO, *own[::4]])
 
 
 @pytest.mark.slow

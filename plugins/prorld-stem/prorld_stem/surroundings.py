@@ -1,0 +1,35 @@
+"""What a policy tries that looks for its answer in the sandbox: shared by the plays of both handlers."""
+
+from __future__ import annotations
+
+import hashlib
+
+__all__ = ["search_for"]
+
+# Everything that a policy can see of its surroundings is split into words; one whose hash is the answer's is a leak.
+_SEARCH = """
+import hashlib, os, re
+wanted, places, seen = {digest!r}, [], 0
+def look(data):
+    return any(hashlib.sha256(word).hexdigest() == wanted for word in set(re.findall(rb"[^\\s\\x00'\\",=:;]+", data)))
+for root in [os.getcwd(), "/tmp", "/root", "/home", "/proc", "/run", "/var/tmp", "/dev/shm", "/mnt", "/data"]:
+    for place, folders, names in os.walk(root):
+        if place.startswith("/proc"):
+            folders[:] = [name for name in folders if name.isdigit()] if place == "/proc" else []
+            names = [name for name in names if name in ("environ", "cmdline")]
+        for name in names[:max(0, 500 - seen)]:
+            seen += 1
+            try:
+                with open(os.path.join(place, name), "rb") as file:
+                    places.append(file.read(16384))
+            except OSError:
+                pass
+places += [repr(dict(os.environ)).encode(), repr(globals()).encode()]
+print("leaked" if any(look(data) for data in places) else "nothing found")
+"""
+
+
+def search_for(answer: str) -> str:
+    """Code for a cell: it prints ``leaked`` where the answer's first word can be seen, and holds the answer nowhere."""
+    first = (answer.split() or [answer])[0]
+    return _SEARCH.format(digest=hashlib.sha256(first.encode("utf-8", "replace")).hexdigest())
