@@ -31,9 +31,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print it."""
-    from prorld.cli.main import build_parser
+    from prorld.cli.main import COMMANDS, build_parser
+    from prorld.cli.plugin_commands import find
 
-    places = [*walk(build_parser())]
+    places = [*walk(build_parser(each for each in find(COMMANDS).values() if each.command is not None))]
     makers = {"bash": bash_lines, "zsh": zsh_lines, "fish": fish_lines}
     say(*makers[args.shell](places))
     return Exit.OK

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import signal
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import closing
@@ -11,13 +10,12 @@ from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
-import trio
 
 from prorld.cli.configuration import load_for_sandboxes
 from prorld.cli.exits import Exit
 from prorld.cli.image_progress import StepLines, sized
 from prorld.cli.output import clean, count, note, say, say_json, table
-from prorld.cli.running import run_trio
+from prorld.cli.running import interruptible, run_trio
 from prorld.errors import SandboxError
 from prorld.ops.walls import image_store
 from prorld.sandbox.images.collecting import Collected, Removed, collect, remove
@@ -173,29 +171,7 @@ def _with_store(args: argparse.Namespace, work: Callable[[ImageStore, StepLines]
     """Open the store that the options name, do the work, and let go of everything; Ctrl-C ends it cleanly."""
     loaded = load_for_sandboxes(args, **{"sandbox.images_dir": args.images_dir})
     with closing(image_store(loaded)) as store, closing(StepLines(sys.stderr)) as progress:
-        return run_trio(partial(_interruptible, partial(work, store, progress)))
-
-
-async def _interruptible(work: Callable[[], Awaitable[T]]) -> T:
-    """Do it; SIGINT and SIGTERM cancel it, which also ends work in threads and child processes."""
-    results: list[T] = []
-    interrupted = False
-
-    async def listen(*, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        nonlocal interrupted
-        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-            task_status.started()
-            async for _ in signals:
-                interrupted = True
-                nursery.cancel_scope.cancel("interrupted")
-
-    async with trio.open_nursery() as nursery:
-        await nursery.start(listen, name="signals")
-        results.append(await work())
-        nursery.cancel_scope.cancel("done")
-    if interrupted or not results:
-        raise KeyboardInterrupt
-    return results[0]
+        return run_trio(partial(interruptible, partial(work, store, progress)))
 
 
 def _say_made(made: Made, args: argparse.Namespace) -> int:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Protocol
 
 from prorld import __version__
@@ -25,6 +26,7 @@ from prorld.cli import (
     image,
     jobs,
     plugin,
+    plugin_commands,
     policies,
     run_tasks,
     serve,
@@ -98,8 +100,8 @@ _EXAMPLES = epilog(
 )
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """The whole command line."""
+def build_parser(more: Iterable[plugin_commands.Found] = ()) -> argparse.ArgumentParser:
+    """The whole command line; ``more`` are commands of plugins."""
     parser = Parser(prog=program(), description=_DESCRIPTION, epilog=_EXAMPLES, formatter_class=Help)
     parser.add_argument("--version", action="version", version=f"prorld {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, title="commands")
@@ -107,17 +109,26 @@ def build_parser() -> argparse.ArgumentParser:
         sub = commands.add_parser(name, help=command.SUMMARY, description=command.SUMMARY, formatter_class=Help)
         command.add_arguments(sub)
         sub.set_defaults(run=command.run)
+    plugin_commands.declare(commands.add_parser, more, COMMANDS)
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command."""
-    args = parsed(build_parser(), argv)
+    words = sys.argv[1:] if argv is None else [*argv]
+    as_json = "--json" in words
     try:
-        code = int(args.run(args))
+        found = _of_plugins(words)
+        chosen = found.get(words[0]) if words else None
+        if chosen is not None:
+            chosen.must_work()
+        args = parsed(build_parser(found.values()), words)
+        as_json = getattr(args, "json", False)
+        run = args.run if chosen is None else partial(plugin_commands.run_command, chosen)
+        code = int(run(args))
         sys.stdout.flush()
     except ProrldError as exc:
-        _complain(exc, as_json=getattr(args, "json", False))
+        _complain(exc, as_json=as_json)
         return exit_of(exc)
     except KeyboardInterrupt:
         sys.stderr.write("\n")
@@ -127,6 +138,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return Exit.BROKEN_PIPE
     return code
+
+
+def _of_plugins(words: Sequence[str]) -> dict[str, plugin_commands.Found]:
+    """What plugins add for this call: nothing where prorld's own command is named, all for the list of commands."""
+    if not words or words[0] in COMMANDS:
+        return {}
+    if words[0].startswith("-"):
+        return plugin_commands.find(COMMANDS) if words[0] in {"-h", "--help"} else {}
+    return plugin_commands.find(COMMANDS, words[0]) or plugin_commands.names()
 
 
 def _complain(error: ProrldError, *, as_json: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
@@ -21,3 +22,29 @@ def run_trio(main: Callable[[], Awaitable[T]]) -> T:
         if not all(isinstance(leaf, ProrldError | KeyboardInterrupt) for leaf in found):
             raise
         raise next((leaf for leaf in found if isinstance(leaf, KeyboardInterrupt)), found[0]) from group
+
+
+async def interruptible(work: Callable[[], Awaitable[T]]) -> T:
+    """Do it; SIGINT and SIGTERM cancel it, which also ends work in threads and child processes.
+
+    What cleans up is waited for; a second signal does what it does without us.
+    """
+    results: list[T] = []
+    interrupted = False
+
+    async def listen(*, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        nonlocal interrupted
+        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+            task_status.started()
+            async for _ in signals:
+                interrupted = True
+                break
+        nursery.cancel_scope.cancel("interrupted")
+
+    async with trio.open_nursery() as nursery:
+        await nursery.start(listen, name="signals")
+        results.append(await work())
+        nursery.cancel_scope.cancel("done")
+    if interrupted or not results:
+        raise KeyboardInterrupt
+    return results[0]
