@@ -106,7 +106,7 @@ async def _first_run(bench: Bench, place: Path, layout: Layout, rules: BaselineR
         good = len(run.with_outcome("passed"))
         if best is None or good > len(best[1].with_outcome("passed")):
             best = plan, run
-        if run.ended and good * 2 > len(run.tests) and good >= TESTS_MIN:
+        if run.timed_out or (run.ended and good * 2 > len(run.tests) and good >= TESTS_MIN):
             break
     assert best is not None
     _must_be_ours(best[1])

@@ -20,7 +20,7 @@ _COMPARE: dict[type[ast.cmpop], tuple[str, str]] = {
     ast.Eq: ("==", "!="),
     ast.NotEq: ("!=", "=="),
     ast.In: ("in", "not in"),
-    ast.NotIn: (r"not\s+in", "in"),
+    ast.NotIn: (r"not\s+in", "in"),  # codespell:ignore notin
     ast.Is: ("is", "is not"),
     ast.IsNot: (r"is\s+not", "is"),
 }
