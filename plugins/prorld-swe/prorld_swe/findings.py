@@ -53,7 +53,6 @@ _TEXTS: Final[tuple[tuple[re.Pattern[str], Finding], ...]] = (
 )
 # Modules whose functions of these names are meant; ``self.kill()`` of some class is not.
 _OF: Final[dict[str, frozenset[str]]] = {
-    "_exit": frozenset({"os", "posix"}),
     "abort": frozenset({"os", "posix"}),
     "kill": frozenset({"os", "posix"}),
     "killpg": frozenset({"os", "posix"}),

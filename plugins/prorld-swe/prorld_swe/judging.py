@@ -49,10 +49,9 @@ def judge_report(task: SweTask, report: TestReport, baseline: TestReport | None,
     if tampered:
         suspicious["tampered"] = float(len(tampered))
         return Verdict(cheat=True, why=f"pytest was changed while it ran: {tampered[0]}", suspicious=suspicious)
-    wanted = baseline.canaries if baseline is not None else report.canaries
-    if report.finished and (report.canaries != wanted or report.canaries_true != wanted):
-        suspicious["canaries"] = float(wanted - report.canaries_true)
-        why = f"{wanted - report.canaries_true} of {wanted} tests with a known outcome have another"
+    if report.canaries_false:
+        suspicious["canaries"] = float(report.canaries_false)
+        why = f"{report.canaries_false} of {report.canaries} tests with a known outcome have another"
         return Verdict(cheat=True, why=why, suspicious=suspicious)
     if equal:
         suspicious["eq"] = float(len(equal))
@@ -62,10 +61,12 @@ def judge_report(task: SweTask, report: TestReport, baseline: TestReport | None,
         during = f", in {report.begun}" if report.begun else ""
         return Verdict(timed_out=True, why=f"the tests did not end in time{during}", suspicious=suspicious)
     verdict = judge_statuses(task, by_name(task, report))
-    if not verdict.resolved and not report.finished:
+    # Tests of ours are the first and the last; where one of them is missing, others may be.
+    wanted = baseline.canaries if baseline is not None else report.canaries
+    if not report.finished or report.canaries_true != wanted:
         where = f" in {report.begun}" if report.begun else ""
-        why = f"the tests ended early{where}; {verdict.why}"
-        verdict = msgspec.structs.replace(verdict, why=why)
+        why = f"the tests ended early{where}; {verdict.why}".removesuffix("; ")
+        verdict = msgspec.structs.replace(verdict, resolved=False, why=why)
     return msgspec.structs.replace(verdict, suspicious=suspicious)
 
 

@@ -43,6 +43,7 @@ class TestReport(msgspec.Struct, frozen=True, kw_only=True):
     results: list[tuple[str, str]] = []
     canaries: int = 0
     canaries_true: int = 0
+    canaries_false: int = 0
     finished: bool = False
     forged: str = ""
     timed_out: bool = False

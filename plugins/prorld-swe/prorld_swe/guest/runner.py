@@ -291,6 +291,7 @@ def run(request):
         # Those of the second canary file have other names each time; what counts is how many there are.
         "canaries": len(known),
         "canaries_true": sum(outcomes[name] == outcome for name, outcome in seen.items()),
+        "canaries_false": sum(outcomes[name] != outcome for name, outcome in seen.items()),
         "finished": listener.finished,
         "forged": listener.forged,
         "timed_out": timed_out,
