@@ -45,7 +45,7 @@ async def run_logged(sandbox: Sandbox, task: SweTask, *, parser: Literal["own", 
     """Run the script of the set, or pytest on its files, and judge the log."""
     script, log = f"/tmp/{secrets.token_hex(16)}", f"/tmp/{secrets.token_hex(16)}"  # noqa: S108 - of the sandbox
     await sandbox.write_file(script, _script(task).encode())
-    command = f"cd {ROOT} && timeout -k 5 {limit_s:g} /bin/bash {script} >{log} 2>&1 </dev/null"
+    command = f"cd {ROOT} && timeout -k 1 {limit_s:g} /bin/bash {script} >{log} 2>&1 </dev/null"
     done = await sandbox.bash(command, limit_s=limit_s + SPARE_S)
     try:
         text = (await sandbox.read_file(log, max_bytes=LOG_BYTES)).decode("utf-8", "replace")

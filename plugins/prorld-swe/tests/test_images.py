@@ -22,18 +22,18 @@ from prorld_swe.task import SweTask
 
 pytestmark = pytest.mark.slow
 
-MADE = f"""
+MADE = rf"""
 set -e
 cd {ROOT}
 git init -q -b main .
 git config user.name a; git config user.email a@b
 mkdir pkg tests
-echo 'def add(a, b):\n    return a - b' >pkg/calc.py; touch pkg/__init__.py
-echo 'from pkg.calc import add\n\ndef test_zero():\n    assert add(1, 0) == 1' >tests/test_calc.py
+printf 'def add(a, b):\n    return a - b\n' >pkg/calc.py; touch pkg/__init__.py
+printf 'from pkg.calc import add\n\ndef test_zero():\n    assert add(1, 0) == 1\n' >tests/test_calc.py
 git add -A; git commit -qm past
 echo past >NOTES; git add -A; git commit -qm base; git tag before
 git rev-parse HEAD >/tmp/base
-echo 'def add(a, b):\n    return a + b' >pkg/calc.py; git add -A; git commit -qm 'fix secret-word'; git tag v2
+printf 'def add(a, b):\n    return a + b\n' >pkg/calc.py; git add -A; git commit -qm 'fix secret-word'; git tag v2
 git branch later; git checkout -q -B main "$(cat /tmp/base)"
 git notes add -m 'note secret-word' HEAD; echo stashed >NOTES; git stash -q
 git remote add origin https://example.org/x; git update-ref refs/remotes/origin/main v2; git update-ref refs/pull/1/head v2
@@ -66,7 +66,7 @@ SCRIPT = f"cd {ROOT} && python -m pytest -rA -p no:cacheprovider tests/test_calc
 async def sandbox(runtime: Runtime) -> AsyncIterator[Sandbox]:
     """A sandbox with a repository that has a past, a future and whatever else git keeps."""
     async with open_sandbox(runtime, SandboxSpec(workdir=ROOT)) as opened:
-        made = await opened.bash(MADE.replace("\\n", "\n").replace("echo '", "printf '%s\\n' '"))
+        made = await opened.bash(f"({MADE})")
         assert made.exit_code == 0, made.text
         yield opened
 
@@ -122,7 +122,7 @@ async def test_the_agents_own_git_has_no_say_in_its_diff(sandbox: Sandbox) -> No
         "git config filter.x.clean 'touch /tmp/ran; echo nothing'; git config core.worktree /tmp;"
         "git update-index --assume-unchanged pkg/calc.py; echo '* filter=x -diff' >.gitattributes; echo '*' >.git/info/exclude;"
         "git() { touch /tmp/ran; }; mkdir -p /tmp/bin; printf '#!/bin/sh\\ntouch /tmp/ran' >/tmp/bin/git; chmod +x /tmp/bin/git;"
-        "export PATH=/tmp/bin:$PATH GIT_DIR=/tmp/none; sed -i 's/a - b/a + b/' pkg/calc.py; echo new >pkg/more.py"
+        "export PATH=/tmp/bin:$PATH GIT_DIR=/tmp/none; sed -i 's/a - b/a + b/' pkg/calc.py; echo new >pkg/more.py; rm -f /tmp/ran"
     )
     diff = parse_diff(await take_diff(sandbox, base, max_bytes=1 << 20))
     assert {change.path for change in diff.changes} == {"pkg/calc.py", "pkg/more.py"}
