@@ -58,6 +58,7 @@ class SweTask(msgspec.Struct, frozen=True, kw_only=True):
     pytest_args: tuple[str, ...] = ()
     python_path: tuple[str, ...] = ()
     limit_s: float = TEST_LIMIT_S
+    suite_s: float | None = None
 
     @property
     def tests(self) -> tuple[str, ...]:
@@ -108,6 +109,7 @@ def _mutation(row: SweInstance) -> SweTask:
         pytest_args=tuple(row.pytest_args),
         python_path=tuple(row.python_path),
         limit_s=row.test_limit_s or TEST_LIMIT_S,
+        suite_s=row.suite_s,
     )
 
 
