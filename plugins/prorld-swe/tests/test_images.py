@@ -99,7 +99,9 @@ async def test_nothing_later_than_the_base_commit_is_left(sandbox: Sandbox) -> N
     base = await prepare_image(sandbox, await task_of(sandbox), squash=False, hide=True, limit_s=60)
     assert base.history.commits == 2
     assert base.history.is_clean
-    seen = await sandbox.bash("git log --all --format=%s; git for-each-ref; git remote; git stash list; git reflog; git status -s")
+    seen = await sandbox.bash(
+        "git log --all --format=%s; git for-each-ref; git remote; git stash list; git reflog; git status -s"
+    )
     assert seen.text.split() == ["base", "past", base.commit, "commit", "refs/heads/main"]
     everything = "git cat-file --batch-all-objects --batch-check='%(objectname)' | git cat-file --batch"
     found = await sandbox.bash(f"{everything} | grep -ac -e secret-word -e 'a + b'; ls /tmp/hooked")
@@ -210,6 +212,8 @@ async def test_r2e_wants_exactly_the_statuses_that_are_written_down(sandbox: San
     }
     task = msgspec.convert(row, SweInstance).task
     assert (await graded(sandbox, task, FIX)).verdict.resolved
-    assert not (await graded(sandbox, task, FIX.replace("+    return a + b", "+    return a + b + (b > 1)"))).verdict.resolved
+    assert not (
+        await graded(sandbox, task, FIX.replace("+    return a + b", "+    return a + b + (b > 1)"))
+    ).verdict.resolved
     await prepare_image(sandbox, task, squash=False, hide=True, limit_s=60)
     assert "run_tests.sh" not in (await sandbox.bash("ls -R")).text

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from prorld_swe.factory import candidates
 from prorld_swe.factory.candidates import OPERATORS, Candidate, combined, find_candidates, make_bug
 from prorld_swe.factory.edits import Edit, Source, apply_edits, changed_lines, diff_of
 from prorld_swe.factory.tree import Tree
@@ -169,9 +170,7 @@ def test_git_applies_a_diff_and_its_way_back(tmp_path_factory, lines, data):
 
 def test_every_bug_of_this_plugin_can_be_undone():
     """Its own code as the package: each gold gives the file back, and each bug is another program."""
-    import prorld_swe.factory.candidates as module
-
-    data = Path(module.__file__).read_bytes()
+    data = Path(candidates.__file__).read_bytes()
     tree = Tree(files={"a.py": data})
     found = _of(data)
     kinds = Counter(c.operators[0] for c in found)

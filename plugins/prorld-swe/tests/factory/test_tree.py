@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import io
 import tarfile
-from pathlib import Path
 
 import pytest
 
@@ -111,7 +110,7 @@ def test_every_cut_of_an_archive_is_refused_or_read(kit, tmp_path):
 
 
 def _tree(*paths: str) -> Tree:
-    return Tree(files={path: b"x = 1\n" for path in paths})
+    return Tree(files=dict.fromkeys(paths, b"x = 1\n"))
 
 
 @pytest.mark.parametrize(
