@@ -5,7 +5,7 @@ The loop never looks at tokens, never retries and never grades. Budgets are coun
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -41,11 +41,13 @@ OnTool = Callable[[str, float], None]
 
 
 class ToolUse(msgspec.Struct, frozen=True, kw_only=True):
-    """One call of a tool, for those who watch. There are no ``facts`` where it raised."""
+    """One call of a tool, for those who watch. There are no ``facts``, and nothing was ``said``, where it raised."""
 
     tool: str
     seconds: float
     facts: ToolFacts | None = None
+    arguments: Mapping[str, Any] = {}
+    said: str = ""
 
 
 OnUse = Callable[[ToolUse], None]
@@ -172,13 +174,15 @@ class _Bench:
             return refusal(f"[there is no tool named {clip(act.tool, 100)!r}; there are: {there}]", "unknown_tool")
         began = trio.current_time()
         facts: ToolFacts | None = None
+        said = ""
         try:
             observation = await tool.call(act.arguments, self._sandbox, limit_s=self._limit_s)
-            facts = observation.facts
+            facts, said = observation.facts, observation.text
         finally:
             seconds = trio.current_time() - began
             if self._on_tool is not None:
                 self._on_tool(tool.schema.name, seconds)
             if self._on_use is not None:
-                self._on_use(ToolUse(tool=tool.schema.name, seconds=seconds, facts=facts))
+                use = ToolUse(tool=tool.schema.name, seconds=seconds, facts=facts, arguments=act.arguments, said=said)
+                self._on_use(use)
         return observation

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import sys
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from importlib.metadata import EntryPoint
 from importlib.util import find_spec
 from pathlib import Path
@@ -52,10 +52,16 @@ def infos(registry: Registry) -> list[HandlerInfo]:
     return [entry.info() for entry in registry.entries()]
 
 
-def open_registry(target: str) -> tuple[Registry, str]:
-    """The registry with the handler that ``target`` names, and its name. A path is a project's directory."""
+def open_registry(target: str, configs: Mapping[str, Any] | None = None) -> tuple[Registry, str]:
+    """The registry with the handler that ``target`` names, and its name. A path is a project's directory.
+
+    ``configs`` are the sections ``handlers.config`` of the daemon, by handler.
+    """
     is_path = "/" in target or target in (".", "..") or Path(target, "pyproject.toml").is_file()
-    registry = discover(found=_points_of(Path(target))) if is_path else installed(target)
+    points = [*_points_of(Path(target))] if is_path else None
+    asked = [target] if points is None else [point.name for point in points]
+    own = {name: config for name, config in (configs or {}).items() if name in asked}
+    registry = discover(asked, own, found=points)
     entries = registry.entries()
     for entry in entries:
         if entry.error is not None:

@@ -19,7 +19,7 @@ _WRONG_CHOICE = re.compile(r"invalid choice: '(?P<said>[^']*)' \(choose from (?P
 
 # argparse takes options after ``--`` for its own, or not, as its versions differ; these get them as ``more``.
 _HANDS_ON = ("engine", "start")
-_LISTS = frozenset({"backends", "batch", "image", "policies"})
+_LISTS = frozenset({"backends", "batch", "data", "image", "policies"})
 _HELP = frozenset({"-h", "--help"})
 
 

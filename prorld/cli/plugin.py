@@ -71,6 +71,7 @@ def _new(args: argparse.Namespace) -> int:
         f"  {program()} plugin check .",
         "  pip install -e '.[dev]'   # beside prorld; where that is its own repository: ./just plugin DIR",
         "  pytest",
+        f"  {program()} preflight prorld_{args.name.replace('-', '_')}/examples.jsonl --handler . --plays all",
     )
     return Exit.OK
 

@@ -10,8 +10,7 @@ import argparse
 import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from importlib.metadata import EntryPoint, entry_points
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple
 
 from prorld.cli.common import Help, add_json_option
 from prorld.cli.configuration import SANDBOX_KINDS, add_sandbox_options
@@ -19,11 +18,11 @@ from prorld.cli.output import clean
 from prorld.errors import ProrldError, chain
 
 if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
     from prorld.handlers.commands import PluginCommand, Workshop
 
 __all__ = ["GROUP", "BrokenCommandError", "Found", "declare", "find", "names", "run_command"]
-
-T = TypeVar("T")
 
 # ``prorld.handlers.commands.COMMANDS_GROUP``; written out so that help of prorld's own commands needs no trio.
 GROUP = "prorld.commands"
@@ -58,6 +57,8 @@ def find(
     built_in: Iterable[str], only: str | None = None, *, found: Iterable[EntryPoint] | None = None
 ) -> dict[str, Found]:
     """The commands of installed plugins by name, loaded; or only the one of that name, and nothing else is loaded."""
+    from importlib.metadata import entry_points
+
     taken = frozenset(built_in)
     points: dict[str, list[EntryPoint]] = {}
     for point in entry_points(group=GROUP) if found is None else found:
@@ -68,6 +69,8 @@ def find(
 
 def names() -> dict[str, Found]:
     """The commands of installed plugins, none of them loaded: to say what was meant by one that is not there."""
+    from importlib.metadata import entry_points
+
     return {
         point.name: Found(point.name, _origin(point), error="it was not loaded") for point in entry_points(group=GROUP)
     }

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from typing import TextIO
+from typing import Protocol, TextIO
 
 import msgspec
 
 from prorld.cli.output import clean, number, seconds
 from prorld.domain.outcome import Outcome, OutcomeKind
 
-__all__ = ["FAILED", "Progress", "Stats"]
+__all__ = ["FAILED", "Counted", "Progress", "Stats"]
 
 # A rollout that ended so says nothing of the policy.
 FAILED = frozenset({
@@ -108,6 +108,34 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     wall_s: float
 
 
+class Counted(Protocol):
+    """What progress is shown of."""
+
+    @property
+    def total(self) -> int:
+        """How many there are to do."""
+        ...
+
+    @property
+    def ended(self) -> int:
+        """How many are done."""
+        ...
+
+    @property
+    def kept(self) -> int:
+        """How many of them were done before."""
+        ...
+
+    @property
+    def running(self) -> int:
+        """How many are being worked on."""
+        ...
+
+    def words(self) -> str:
+        """All of it on one line."""
+        ...
+
+
 class Progress:
     """Tells a person how it goes."""
 
@@ -118,7 +146,7 @@ class Progress:
         self._next = 0.0
         self._refusals = 0
 
-    def show(self, stats: Stats) -> None:
+    def show(self, stats: Counted) -> None:
         """Where the run is, if it is time to say so."""
         now = time.monotonic()
         if self._quiet or now < self._next:
@@ -143,7 +171,7 @@ class Progress:
         elif self._refusals == _REFUSALS_TOLD + 1:
             self._write("more tasks are refused and not told one by one\n")
 
-    def end(self, stats: Stats) -> None:
+    def end(self, stats: Counted) -> None:
         """The last line."""
         self.say(stats.words())
 

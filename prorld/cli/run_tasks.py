@@ -57,6 +57,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     jobs.add_argument("--purpose", choices=("train", "eval"), help="what it is for (default train)")
     jobs.add_argument("--max-tokens", type=positive, metavar="N", help="tokens in one turn (default 2048)")
     jobs.add_argument("--max-turns", type=positive, metavar="N", help="turns of the policy (default 30)")
+    jobs.add_argument("--max-context-tokens", type=positive, metavar="N", help="tokens of a context (default 32768)")
+    jobs.add_argument("--max-sampled-tokens", type=positive, metavar="N", help="tokens in all turns (default 65536)")
     jobs.add_argument("--temperature", type=float, metavar="T", help="sampling temperature (default 1)")
     jobs.add_argument("--seed", type=int, metavar="N", help="makes sampling repeatable; samples of a group differ")
     add_client_options(parser)
@@ -175,6 +177,6 @@ def template_of(args: argparse.Namespace) -> SubmitJob:
         "instance": {},
         **given("handler", "policy", "purpose"),
         "sampling": given("max_tokens", "temperature", "seed"),
-        "agent": given("max_turns"),
+        "agent": given("max_turns", "max_context_tokens", "max_sampled_tokens"),
     }
     return convert(body, SubmitJob, what="the job")

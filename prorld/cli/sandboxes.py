@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, closing
 from functools import partial
 from pathlib import Path
@@ -30,10 +30,11 @@ _BOOT_ID = "try"
 
 
 @asynccontextmanager
-async def open_runtime(kind: str | None, loaded: Loaded) -> AsyncIterator[SandboxRuntime]:
+async def open_runtime(kind: str | None, loaded: Loaded, hide: Sequence[str] = ()) -> AsyncIterator[SandboxRuntime]:
     """A runtime for the length of a block; its warden and its directories are gone afterwards.
 
-    ``None`` is the one of the configuration. Images are those of the daemon of this configuration.
+    ``None`` is the one of the configuration. Images are those of the daemon of this configuration. What is to ``hide``
+    is not seen inside, as the code of handlers is not in the daemon's.
     """
     kind = kind or loaded.config.sandbox.runtime
     if kind == FAKE:
@@ -48,7 +49,7 @@ async def open_runtime(kind: str | None, loaded: Loaded) -> AsyncIterator[Sandbo
                 with closing(image_store(loaded)) as store:
                     await store.prepare()
                     chosen, user = loaded.config.sandbox, sandbox_user(loaded.config.sandbox.user)
-                    wall, places = wall_of(chosen, kind), places_of(loaded.config, kind, store)
+                    wall, places = wall_of(chosen, kind, hide), places_of(loaded.config, kind, store)
                     # Docker has images of its own, and none are there without walls.
                     image = chosen.image if kind in (chosen.runtime, *ROOTLESS) else None
                     trouble = await check_wall(wall, user=user, image=image, images=store, exposed=places)

@@ -1,7 +1,8 @@
-"""One rollout in this process, through the same life as in the daemon: supervisor, gates, pool, session, sandbox.
+"""Rollouts in this process, through the same life as in the daemon: supervisor, gates, pool, session, sandbox.
 
-It owns what a daemon would: the pool with one engine, the policy, the sandboxes. It shows nothing; ``on_event`` and
-``Recorder`` hand out what happens.
+It owns what a daemon would: the pool with one engine, the policy, the sandboxes. ``roll_out`` is one rollout, whose
+engine may be anything; ``open_plays`` is for many at once, each with what its policy says. It shows nothing;
+``on_event`` and ``Recorder`` hand out what happens.
 """
 
 from __future__ import annotations
@@ -33,23 +34,42 @@ from prorld.rollout.clock import SystemClock
 from prorld.rollout.life import World
 from prorld.rollout.stages import Gates
 from prorld.rollout.supervisor import Supervisor, SupervisorLimits
+from prorld.sandbox.contract import SandboxRuntime
 from prorld.store.journal import Journal
 from prorld.store.reader import Reader
+from prorld.store.retention import Keep, Retention
 from prorld.testing.byte_tokenizer import write_byte_tokenizer
 from prorld.testing.fake_backend import FakeBackend
+from prorld.testing.plays import CONTEXT_TOKENS as PLAY_CONTEXT_TOKENS
+from prorld.testing.plays import TURN_TOKENS as PLAY_TURN_TOKENS
+from prorld.testing.plays import PlayingBackend
 from prorld.testing.scripted_engine.script import Script
 from prorld.wire.events import JobEvent
-from prorld.wire.jobs import SubmitJob
+from prorld.wire.jobs import JobRecord, SubmitJob
 from prorld.wire.ops import AddBackend
 from prorld.wire.trajectory import Trajectory
 
-__all__ = ["Engine", "Failure", "Rollout", "roll_out"]
+__all__ = [
+    "PLAY_CONTEXT_TOKENS",
+    "PLAY_TURN_TOKENS",
+    "Engine",
+    "Failure",
+    "Played",
+    "Plays",
+    "Rollout",
+    "open_plays",
+    "roll_out",
+]
 
 TENANT = "try"
 POLICY = "default"
 CONTEXT_TOKENS = 4096
 EVENTS_PAGE = 1000
 TOKENIZER_THREADS = 2
+# Jobs that have ended, beside those that are being looked at: there may have been thousands of them.
+KEPT_JOBS = 64
+KEPT_BYTES = 64 << 20
+KEPT_S = 7 * 86400.0
 
 
 class Engine(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,36 +120,93 @@ async def roll_out(
     _watch_failures(registry.get(job.handler), failures)
     async with (
         _joined(engine) as joined,
-        open_runtime(sandbox, loaded) as runtime,
-        _journal() as journal,
-        trio.open_nursery() as nursery,
+        open_runtime(sandbox, loaded, registry.sources()) as runtime,
+        _world(registry, joined, recorder.watching(runtime)) as supervisor,
     ):
-        metrics = Metrics()
+        await supervisor.submit(job, TENANT)
+        await _follow(supervisor, job.job_id, on_event)
+        document = await supervisor.trajectory(job.job_id, TENANT)
+    return Rollout(document=document, failures=failures)
+
+
+class Played(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a play: the job's record, and what its handler told on the way."""
+
+    record: JobRecord
+    told: list[dict[str, Any]]
+
+
+class Plays:
+    """Plays rollouts: each a job of its own, whose policy says what it is given."""
+
+    def __init__(self, supervisor: Supervisor, backend: PlayingBackend) -> None:
+        self._supervisor = supervisor
+        self._backend = backend
+
+    async def play(self, job: SubmitJob, turns: Sequence[str]) -> Played:
+        """Run a job to its end. Raises what the daemon would answer to a submit that it refuses."""
+        assert job.job_id is not None
+        name = f"{TENANT}/{job.job_id}"
+        self._backend.learn(name, turns)
+        try:
+            await self._supervisor.submit(job, TENANT)
+            record = await self._supervisor.wait_done(job.job_id, TENANT)
+            events = await self._supervisor.events(job.job_id, TENANT, limit=EVENTS_PAGE)
+        finally:
+            self._backend.forget(name)
+        return Played(record=record, told=[event.data for event in events if event.event == "job.progress"])
+
+
+@asynccontextmanager
+async def open_plays(registry: Registry, *, sandbox: str | None, loaded: Loaded, jobs: int) -> AsyncIterator[Plays]:
+    """A world in which so many jobs are played at once."""
+    backend = PlayingBackend(url="http://plays")
+    with tempfile.TemporaryDirectory(prefix="prorld-try-") as place:
+        joined = _Joined(
+            request=AddBackend(url=backend.url, kind="vllm", max_inflight=jobs),
+            source=PolicySource(tokenizer=str(write_byte_tokenizer(Path(place)))),
+            factories={"vllm": lambda _request: backend},
+        )
+        async with (
+            open_runtime(sandbox, loaded, registry.sources()) as runtime,
+            _world(registry, joined, runtime, jobs=jobs) as supervisor,
+        ):
+            yield Plays(supervisor, backend)
+
+
+@asynccontextmanager
+async def _world(
+    registry: Registry, joined: _Joined, runtime: SandboxRuntime, *, jobs: int = 1
+) -> AsyncIterator[Supervisor]:
+    """A supervisor whose gates let so many jobs through at once; everything that it needs ends with the block."""
+    async with _journal() as journal, trio.open_nursery() as nursery:
+        metrics, clock, reader = Metrics(), SystemClock(), Reader(journal.path)
         pool = BackendPool(joined.factories, metrics)
         await nursery.start(pool.run, name="pool")
         await pool.add(joined.request)
         lane = Lane("tokenizers", TOKENIZER_THREADS)
         world = World(
-            gates=Gates(init=1, run=1, eval=1, ahead=1),
-            runtime=recorder.watching(runtime),
+            gates=Gates(init=jobs, run=jobs, eval=jobs, ahead=jobs),
+            runtime=runtime,
             models=PooledModels(pool, Policies({POLICY: joined.source}, lane), lane),
-            clock=SystemClock(),
+            clock=clock,
             boot_id="try",
             verdicts=DEFAULT_VERDICTS,
             metrics=metrics,
             journal=journal,
         )
-        supervisor = Supervisor(
-            world, registry, policies=[POLICY], limits=SupervisorLimits(), reader=Reader(journal.path)
-        )
-        async with registry.open_all(), trio.open_nursery() as jobs:
-            await jobs.start(supervisor.run, name="supervisor")
-            await supervisor.submit(job, TENANT)
-            await _follow(supervisor, job.job_id, on_event)
-            document = await supervisor.trajectory(job.job_id, TENANT)
-            jobs.cancel_scope.cancel("the rollout is over")
-        nursery.cancel_scope.cancel("the rollout is over")
-    return Rollout(document=document, failures=failures)
+        kept = KEPT_JOBS + 4 * jobs
+        limits = SupervisorLimits(results_max_count=kept, results_max_bytes=KEPT_BYTES)
+        supervisor = Supervisor(world, registry, policies=[POLICY], limits=limits, reader=reader)
+        keep = Keep(age_s=KEPT_S, count_max=kept, bytes_max=KEPT_BYTES, tombstones_max=kept)
+        retention = Retention(journal, reader, keep, wall=clock.wall)
+        retention.listen(lambda gone: supervisor.forget((job.tenant, job.job_id) for job in gone))
+        async with registry.open_all(), trio.open_nursery() as inner:
+            await inner.start(supervisor.run, name="supervisor")
+            await inner.start(retention.run, name="retention")
+            yield supervisor
+            inner.cancel_scope.cancel("the command is over")
+        nursery.cancel_scope.cancel("the command is over")
 
 
 async def _follow(supervisor: Supervisor, job_id: str, on_event: Callable[[JobEvent], None]) -> None:
@@ -152,7 +229,7 @@ async def _journal() -> AsyncIterator[Journal]:
         async with trio.open_nursery() as nursery:
             await nursery.start(journal.run, name="journal")
             yield journal
-            nursery.cancel_scope.cancel("the rollout is over")
+            nursery.cancel_scope.cancel("the command is over")
 
 
 def _watch_failures(handler: AgentHandler[Any], failures: list[Failure]) -> None:
@@ -187,7 +264,7 @@ async def _joined(engine: Engine) -> AsyncIterator[_Joined]:
                 source=PolicySource(tokenizer=engine.tokenizer),
                 factories=backend_factories(),
             )
-            nursery.cancel_scope.cancel("the rollout is over")
+            nursery.cancel_scope.cancel("the command is over")
 
 
 def _scripted(turns: Sequence[str], tokenizer: Path) -> _Joined:

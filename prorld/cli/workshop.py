@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
 from pathlib import Path
-from typing import Literal, TextIO
+from typing import Literal
 
-from prorld.cli.output import clean, program, say, width
+from prorld.cli.moving_line import MovingLine
+from prorld.cli.output import clean, program, say
 from prorld.cli.package_fetch import fetch
 from prorld.cli.package_settings import settings
 from prorld.cli.sandboxes import open_runtime
@@ -18,45 +18,9 @@ from prorld.handlers.packages import packages_dir
 from prorld.ops.state_dir import make_private
 from prorld.sandbox.contract import SandboxRuntime
 
-__all__ = ["Bench", "MovingLine", "open_workshop"]
+__all__ = ["Bench", "open_workshop"]
 
 CACHE_DIRECTORY = "cache"
-# How often a line moves on a terminal, and how often a plain one is written where there is none.
-REDRAW_S = 0.1
-PLAIN_S = 10.0
-
-_CLEAR = "\r\x1b[K"
-
-
-class MovingLine:
-    """How far something is: one line that moves on a terminal; elsewhere the first one, then one now and then."""
-
-    def __init__(self, stream: TextIO, *, redraw_s: float = REDRAW_S, plain_s: float = PLAIN_S) -> None:
-        self._stream = stream
-        self._live = stream.isatty()
-        self._every_s = redraw_s if self._live else plain_s
-        self._due = float("-inf")
-        self._shown = False
-
-    def show(self, line: str) -> None:
-        """The newest line; it may be left out where the last one was just written."""
-        now = time.monotonic()
-        if now < self._due:
-            return
-        self._due = now + self._every_s
-        text = clean(line).replace("\n", " ")
-        self._write(_CLEAR + text[: width() - 1] if self._live else text + "\n")
-        self._shown = self._live
-
-    def clear(self) -> None:
-        """Make room for a line that stays."""
-        if self._shown:
-            self._write(_CLEAR)
-            self._shown, self._due = False, float("-inf")
-
-    def _write(self, text: str) -> None:
-        self._stream.write(text)
-        self._stream.flush()
 
 
 class Bench:
@@ -91,9 +55,7 @@ class Bench:
 
     def warn(self, line: str) -> None:
         """A line that stays, to standard error."""
-        self._line.clear()
-        sys.stderr.write(clean(line).replace("\n", " ") + "\n")
-        sys.stderr.flush()
+        self._line.stay(line)
 
     def runtime(self) -> AbstractAsyncContextManager[SandboxRuntime]:
         """The sandboxes that the daemon would make, by the configuration and the command line; open while entered."""

@@ -7,6 +7,8 @@ from prorld.handlers.datasets import Dataset, PackageFiles
 from prorld.handlers.grader import Grader, open_grader, run_grader
 from prorld.handlers.packages import cached_package
 from prorld.handlers.play import Play, common_plays, tool_call
+from prorld.handlers.reward_server import RewardServer, open_reward_server
+from prorld.handlers.signs import Watch
 from prorld.sandbox.contract import USED_UP, CommandResult, Sandbox, SandboxLimits, SandboxSpec
 
 __all__ = [
@@ -26,16 +28,19 @@ __all__ = [
     "PackageFiles",
     "Play",
     "PluginCommand",
+    "RewardServer",
     "RunResult",
     "Sandbox",
     "SandboxError",
     "SandboxLimits",
     "SandboxSpec",
     "Turn",
+    "Watch",
     "Workshop",
     "cached_package",
     "common_plays",
     "open_grader",
+    "open_reward_server",
     "run_grader",
     "tool_call",
 ]

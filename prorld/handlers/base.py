@@ -13,7 +13,6 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 import msgspec
@@ -29,6 +28,7 @@ from prorld.domain.messages import Message
 from prorld.domain.outcome import Stage, StopReason
 from prorld.errors import HandlerError, Impossible
 from prorld.handlers.play import Play, common_plays
+from prorld.handlers.signs import Watch
 from prorld.inference.contract import Model, Turn
 from prorld.sandbox.contract import Sandbox, SandboxSpec
 
@@ -183,6 +183,10 @@ class AgentHandler(ABC, Generic[InstanceT]):
     # The files of the rollout's sandbox, by path, that its grading sandbox starts with, and their bytes all together.
     carried_files: ClassVar[tuple[str, ...]] = ()
     carry_bytes_max: ClassVar[int] = CARRY_BYTES
+    # Paths that only a grader has business with; a policy that names one is told of as ``suspicious.grader``.
+    guarded_paths: ClassVar[tuple[str, ...]] = ()
+    # A grade that took less than this is told of as ``suspicious.short_eval``.
+    eval_s_min: ClassVar[float] = 0.0
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -257,16 +261,26 @@ class AgentHandler(ABC, Generic[InstanceT]):
         """RUN: drive the policy; by default the tool-using loop of ``prorld.agents``."""
         tools = self.tools(job)
         sandbox = job.sandbox if any(tool.needs_sandbox for tool in tools) else None
-        end = await run_agent(
-            job.model,
-            self.prompt(job.instance),
-            tools=tools,
-            sandbox=sandbox,
-            max_turns=job.limits.max_turns,
-            dialect=self.dialect(job),
-            tool_limit_s=self.tool_limit_s,
-            on_use=partial(self.used, job),
-        )
+        watch = Watch(self.guarded_paths)
+
+        def used(use: ToolUse) -> None:
+            watch.saw(use.arguments, use.said)
+            self.used(job, use)
+
+        try:
+            end = await run_agent(
+                job.model,
+                self.prompt(job.instance),
+                tools=tools,
+                sandbox=sandbox,
+                max_turns=job.limits.max_turns,
+                dialect=self.dialect(job),
+                tool_limit_s=self.tool_limit_s,
+                on_use=used,
+            )
+        finally:
+            for name, calls in watch.metrics().items():
+                job.measure(name, calls)
         return RunResult(stop=end.stop, answer=end.answer, data=end.data)
 
     async def carry(self, job: JobContext[InstanceT]) -> Mapping[str, bytes]:
@@ -302,8 +316,9 @@ class AgentHandler(ABC, Generic[InstanceT]):
             if not hasattr(type(self), attribute):
                 raise HandlerError(f"{type(self).__qualname__} does not set {attribute}")
         preset(self.preset)
-        if isinstance(self.carried_files, str):  # type: ignore[unreachable]  # one pair of parentheses is no tuple
-            raise HandlerError(f"{type(self).__qualname__}: carried_files is text, and not a tuple of paths")
+        for attribute in ("carried_files", "guarded_paths"):
+            if isinstance(getattr(self, attribute), str):  # one pair of parentheses is no tuple
+                raise HandlerError(f"{type(self).__qualname__}: {attribute} is text, and not a tuple of paths")
         if self.api_version != API_VERSION:
             raise HandlerError(
                 f"{type(self).__qualname__} is written for handler API {self.api_version}, this is {API_VERSION}"

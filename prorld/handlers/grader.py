@@ -2,7 +2,8 @@
 
 A grader meets hostile answers: endless ones, huge ones, ones that crash the interpreter. Here that ends as
 ``GraderError`` and never as a reward. A child imports the module once and forks for every grade, so a grade starts
-warm, leaves nothing behind for the next, and dies alone. The daemon's process never imports the module.
+warm, leaves nothing behind for the next, and dies alone. The daemon's process never imports the module. A child has no
+network, no privilege and, where the daemon is root, another user; ``prorld.sandbox.isolation`` is what sees to that.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ START_S = 60.0
 # What the child may take beyond a grade's own limit to kill it and say so.
 GRACE_S = 5.0
 TERM_S = 2.0
+# Whether children ask the kernel for namespaces; without, the filter of system calls alone keeps them off the network.
+NAMESPACES = True
 _LENGTH = struct.Struct("!I")
 
 ResultT = TypeVar("ResultT")
@@ -45,12 +48,16 @@ async def open_grader(
     children: int = 2,
     limit_s: float = LIMIT_S,
     memory_bytes: int = MEMORY_BYTES,
+    isolated: bool = True,
 ) -> AsyncIterator[Grader[ResultT]]:
     """A grader for many grades, at most ``children`` at a time; its processes are gone when the block is left.
 
-    Where the function's module has a function ``warm_up()``, a child calls it once before its first grade.
+    Where the function's module has a function ``warm_up()``, a child calls it once before its first grade. Where the
+    kernel refuses what keeps a child off the network, nothing is graded, unless ``isolated`` is false.
     """
-    grader = Grader(function, result_type, children=children, limit_s=limit_s, memory_bytes=memory_bytes)
+    grader = Grader(
+        function, result_type, children=children, limit_s=limit_s, memory_bytes=memory_bytes, isolated=isolated
+    )
     try:
         yield grader
     finally:
@@ -65,9 +72,12 @@ async def run_grader(
     *,
     limit_s: float = LIMIT_S,
     memory_bytes: int = MEMORY_BYTES,
+    isolated: bool = True,
 ) -> ResultT:
     """One grade in a child of its own, the import included; ``open_grader`` saves the import where there are many."""
-    async with open_grader(function, result_type, children=1, limit_s=limit_s, memory_bytes=memory_bytes) as grader:
+    async with open_grader(
+        function, result_type, children=1, limit_s=limit_s, memory_bytes=memory_bytes, isolated=isolated
+    ) as grader:
         return await grader.grade(payload)
 
 
@@ -75,13 +85,21 @@ class Grader(Generic[ResultT]):
     """A few warm children for one function. Made by ``open_grader``."""
 
     def __init__(
-        self, function: str, result_type: type[ResultT], *, children: int, limit_s: float, memory_bytes: int
+        self,
+        function: str,
+        result_type: type[ResultT],
+        *,
+        children: int,
+        limit_s: float,
+        memory_bytes: int,
+        isolated: bool = True,
     ) -> None:
         assert children >= 1, children
         self._function = function
         self._result_type = result_type
         self._limit_s = limit_s
         self._memory_bytes = memory_bytes
+        self._isolated = isolated
         self._slots = trio.CapacityLimiter(children)
         self._idle: list[_Child] = []
 
@@ -92,7 +110,7 @@ class Grader(Generic[ResultT]):
         """Have one child ready, so that the first grade need not wait for the import."""
         async with self._slots:
             if not self._idle:
-                self._idle.append(await _Child.start(self._function))
+                self._idle.append(await _Child.start(self._function, isolated=self._isolated))
 
     async def grade(self, payload: object, *, limit_s: float | None = None) -> ResultT:
         """Run the function on ``payload`` (as JSON, decoded into the type of its parameter). Raises ``GraderError``.
@@ -136,7 +154,7 @@ class Grader(Generic[ResultT]):
             with suppress(_ChildLostError):
                 return await self._ask_one(self._idle.pop(), request)
         try:
-            return await self._ask_one(await _Child.start(self._function), request)
+            return await self._ask_one(await _Child.start(self._function, isolated=self._isolated), request)
         except _ChildLostError as exc:
             raise GraderError(f"the process of {self._function} was lost", code="grader_lost", retryable=True) from exc
 
@@ -170,7 +188,7 @@ class _Child:
         self._answers = group.stdout
 
     @classmethod
-    async def start(cls, function: str) -> _Child:
+    async def start(cls, function: str, *, isolated: bool) -> _Child:
         """A child that has imported the function."""
         with boundary(GraderError, f"starting a process for {function}", code="grader_not_started"):
             child = cls(
@@ -186,7 +204,8 @@ class _Child:
         ready: Answer | None = None
         try:
             with trio.move_on_after(START_S):
-                await child._send(msgspec.json.encode(Hello(function=function, path=_import_path())))
+                hello = Hello(function=function, path=_import_path(), isolated=isolated, namespaces=NAMESPACES)
+                await child._send(msgspec.json.encode(hello))
                 ready = await child._receive()
         except _ChildLostError as exc:
             message = f"the process of {function} did not start"
@@ -196,6 +215,9 @@ class _Child:
                 await child.aclose()
         if ready is None:
             raise GraderError(f"{function} was not imported within {START_S:g} s", code="grader_not_started")
+        if ready.what == "bare":
+            message = f"{function} can't be kept off the network on this machine: {ready.words}"
+            raise GraderError(message, code="grader_not_isolated")
         if ready.what != "ready":
             raise GraderError(f"{function} can't be imported: {ready.words}", code="grader_not_started")
         return child

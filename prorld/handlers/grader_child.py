@@ -1,8 +1,9 @@
-"""The child's side of a grader: imports one function, then forks once for each grade.
+"""The child's side of a grader: cuts itself off, imports one function, then forks once for each grade.
 
-Started by its path in a fresh interpreter, so that nothing of prorld and no trio is loaded into it; it never starts a
-thread. Its parent is on the other end of two pipes; their end of file makes it kill what it does and leave. What a
-grader prints goes into a pipe of which the tail is kept; only the frame with the request's nonce is an answer.
+Started by its path in a fresh interpreter, so that nothing of prorld but its walls and no trio is loaded into it; it
+never starts a thread. Its parent is on the other end of two pipes; their end of file makes it kill what it does and
+leave. What a grader prints goes into a pipe of which the tail is kept; only the frame with the request's nonce is an
+answer.
 """
 
 from __future__ import annotations
@@ -20,23 +21,32 @@ import sys
 import time
 import traceback
 import typing
-from collections.abc import Callable
-from typing import Any, Literal, NoReturn
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn
 
 import msgspec
+
+if TYPE_CHECKING:
+    from prorld.sandbox.isolation import Walls
 
 FRAME_BYTES = 8 << 20
 REPLY_BYTES = 1 << 20
 LOG_BYTES = 2048
+OPEN_FILES_MAX = 256
 _LENGTH = struct.Struct("!I")
 _PR_SET_PDEATHSIG = 1
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True):
-    """First frame to the child: where to import from, and which function."""
+    """First frame to the child: where to import from, which function, and what has to be around it.
+
+    Without ``namespaces`` the filter of system calls stands alone, as on a kernel that has none to give.
+    """
 
     function: str
     path: list[str]
+    isolated: bool = True
+    namespaces: bool = True
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,10 +62,21 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """What came of a grade; ``words`` and ``log`` are for people."""
 
     nonce: str
-    what: Literal["ready", "value", "raised", "timeout", "died", "unreadable"]
+    what: Literal["ready", "bare", "value", "raised", "timeout", "died", "unreadable"]
     value: msgspec.Raw = msgspec.Raw(b"null")
     words: str = ""
     log: str = ""
+
+
+class Room(NamedTuple):
+    """What one grade is run in: the function, what stands around it, and its parent's descriptors, which it closes."""
+
+    function: Callable[[Any], Any]
+    takes: Any
+    walls: Walls | None
+    processes_max: int | None
+    requests: int
+    answers: int
 
 
 def main() -> None:
@@ -65,15 +86,35 @@ def main() -> None:
     hello = msgspec.json.decode(_receive(requests), type=Hello)
     sys.path[:] = hello.path
     sys.dont_write_bytecode = True
+    walls, most = None, None
+    try:
+        if hello.isolated:
+            walls = _cut_off(hello.path, namespaces=hello.namespaces)
+    except (OSError, ImportError) as exc:
+        _send(answers, Answer(nonce="", what="bare", words=_one_line(exc)))
+        return
     try:
         function, takes = _load(hello.function)
     except (Exception, SystemExit, KeyboardInterrupt) as exc:  # noqa: BLE001  (reported to the parent)
         _send(answers, Answer(nonce="", what="raised", words=_one_line(exc)))
         return
+    try:
+        if walls is not None:
+            most = walls.step_down()
+    except OSError as exc:
+        _send(answers, Answer(nonce="", what="bare", words=_one_line(exc)))
+        return
     _send(answers, Answer(nonce="", what="ready"))
+    room = Room(function, takes, walls, most, requests, answers)
     while True:
         request = msgspec.json.decode(_receive(requests), type=Request)
-        _send(answers, _grade_in_fork(requests, function, takes, request))
+        _send(answers, _grade_in_fork(room, request))
+
+
+def _cut_off(path: Sequence[str], *, namespaces: bool) -> Walls:
+    from prorld.sandbox.isolation import enter  # noqa: PLC0415  (where it lies was in the first frame)
+
+    return enter([*path, sys.prefix, sys.base_prefix], namespaces=namespaces)
 
 
 def _leave(_signal: int, _frame: object) -> NoReturn:
@@ -85,7 +126,7 @@ def _private_pipes() -> tuple[int, int]:
     null = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1, 2):
         os.dup2(null, standard)
-    os.close(null)
+    os.closerange(max(requests, answers, 2) + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     return requests, answers
 
 
@@ -101,24 +142,29 @@ def _load(name: str) -> tuple[Callable[[Any], Any], Any]:
     return function, next(iter(hints.values()), Any)
 
 
-def _grade_in_fork(requests: int, function: Callable[[Any], Any], takes: Any, request: Request) -> Answer:
+def _grade_in_fork(room: Room, request: Request) -> Answer:
     answer_r, answer_w = os.pipe()
     log_r, log_w = os.pipe()
     parent = os.getpid()
     pid = os.fork()
     if pid == 0:
-        _be_the_grade(function, takes, request, parent, answer_w, log_w)
+        for not_its_own in (room.requests, room.answers, answer_r, log_r):
+            os.close(not_its_own)
+        _be_the_grade(room, request, parent, answer_w, log_w)
     os.close(answer_w)
     os.close(log_w)
     with contextlib.suppress(OSError):
         os.setpgid(pid, pid)
     log = bytearray()
     try:
-        body, in_time = _collect(requests, answer_r, log_r, log, request.limit_s)
+        body, in_time = _collect(room.requests, answer_r, log_r, log, request.limit_s)
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)
         _, status = os.waitpid(pid, 0)
+        # Nothing of a grade outlives it. Where that can't be had this process ends, and another one serves the next.
+        if room.walls is not None and not room.walls.sweep():
+            raise SystemExit(1)
         _drain(log_r, log)
         os.close(answer_r)
         os.close(log_r)
@@ -180,9 +226,7 @@ def _drain(log_r: int, log: bytearray) -> None:
             _keep(log, os.read(log_r, 65536))
 
 
-def _be_the_grade(
-    function: Callable[[Any], Any], takes: Any, request: Request, parent: int, answer_w: int, log_w: int
-) -> NoReturn:
+def _be_the_grade(room: Room, request: Request, parent: int, answer_w: int, log_w: int) -> NoReturn:
     try:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.setpgid(0, 0)
@@ -192,8 +236,9 @@ def _be_the_grade(
             os._exit(1)
         os.dup2(log_w, 1)
         os.dup2(log_w, 2)
-        _limit(request)
-        answer = _answer(function, takes, request)
+        os.close(log_w)
+        _limit(request, room.processes_max)
+        answer = _answer(room.function, room.takes, request)
         with contextlib.suppress(OSError, ValueError):
             sys.stdout.flush()
         _send(answer_w, answer)
@@ -215,14 +260,17 @@ def _answer(function: Callable[[Any], Any], takes: Any, request: Request) -> Ans
     return Answer(nonce=request.nonce, what="value", value=msgspec.Raw(value))
 
 
-def _limit(request: Request) -> None:
-    cpu = math.ceil(request.limit_s) + 1
-    for which, most in (
-        (resource.RLIMIT_CPU, cpu),
-        (resource.RLIMIT_AS, request.memory_bytes),
-        (resource.RLIMIT_FSIZE, 0),
-        (resource.RLIMIT_CORE, 0),
-    ):
+def _limit(request: Request, processes_max: int | None) -> None:
+    limits = {
+        resource.RLIMIT_CPU: math.ceil(request.limit_s) + 1,
+        resource.RLIMIT_AS: request.memory_bytes,
+        resource.RLIMIT_FSIZE: 0,
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_NOFILE: OPEN_FILES_MAX,
+    }
+    if processes_max is not None:
+        limits[resource.RLIMIT_NPROC] = processes_max
+    for which, most in limits.items():
         _, hard = resource.getrlimit(which)
         bound = most if hard == resource.RLIM_INFINITY else min(most, hard)
         resource.setrlimit(which, (bound, bound))

@@ -12,10 +12,10 @@ from typing import Any
 import trio
 
 from prorld.errors import HandlerError, SandboxError, boundary
-from prorld.handlers.base import AgentHandler, JobContext
+from prorld.handlers.base import AgentHandler, Grade, JobContext, RunResult
 from prorld.sandbox.contract import SandboxSpec
 
-__all__ = ["CARRY_FILES_MAX", "GRADING_TRIES", "open_grading_sandbox", "take_along"]
+__all__ = ["CARRY_FILES_MAX", "GRADING_TRIES", "evaluate", "open_grading_sandbox", "take_along"]
 
 CARRY_FILES_MAX = 1024
 PATH_MAX = 4096
@@ -62,3 +62,12 @@ async def open_grading_sandbox(job: JobContext[Any], spec: SandboxSpec, files: M
             return
         await job.close_sandbox()
         await trio.sleep(RETRY_PAUSE_S)
+
+
+async def evaluate(handler: AgentHandler[Any], job: JobContext[Any], result: RunResult) -> Grade:
+    """The handler's grade, and a figure where it was given sooner than an honest one can be."""
+    began = trio.current_time()
+    grade = await handler.evaluate(job, result)
+    if trio.current_time() - began < handler.eval_s_min:
+        job.measure("suspicious.short_eval", 1.0)
+    return grade

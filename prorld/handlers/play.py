@@ -46,5 +46,5 @@ def common_plays() -> tuple[Play, ...]:
     unknown = tool_call("no_such_tool", why="none")
     return (
         Play(name=EMPTY, turns=("",)),
-        Play(name=MALFORMED, turns=(broken, unknown, tool_call("bash", comand=1), "I could not call a tool.")),
+        Play(name=MALFORMED, turns=(broken, unknown, tool_call("bash", words=1), "I could not call a tool.")),
     )

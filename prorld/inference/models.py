@@ -35,6 +35,10 @@ class PooledModels:
         self._lane = lane
         self._gate = gate
 
+    def knows(self, policy: str) -> bool:
+        """Whether there is such a policy, with an engine or without."""
+        return policy in self._policies.names()
+
     @asynccontextmanager
     async def open(
         self, spec: JobSpec, attempt: int, on_turn: Callable[[int, Turn], None]

@@ -15,11 +15,12 @@ from prorld.agents.observation import ToolFacts
 from prorld.domain.ids import SandboxId
 from prorld.domain.job import AgentLimits, Sampling
 from prorld.domain.messages import Message
-from prorld.errors import GraderError, HandlerError, SandboxError
+from prorld.errors import HandlerError, SandboxError
 from prorld.inference.contract import Model
 from prorld.inference.session import ModelSession
 from prorld.metrics import Metrics
 from prorld.rollout.entry import JobEntry
+from prorld.rollout.judge import ASKS_AT_ONCE, JudgeSource, ask_judge
 from prorld.sandbox.contract import USED_UP, Sandbox, SandboxRuntime, SandboxSpec
 
 __all__ = ["AttemptContext"]
@@ -44,6 +45,7 @@ class AttemptContext:
         runtime: SandboxRuntime,
         boot_id: str,
         metrics: Metrics,
+        judges: JudgeSource,
     ) -> None:
         self._entry = entry
         self._n = n
@@ -51,6 +53,9 @@ class AttemptContext:
         self._runtime = runtime
         self._boot_id = boot_id
         self._metrics = metrics
+        self._judges = judges
+        self._asks = 0
+        self._asking = trio.CapacityLimiter(ASKS_AT_ONCE)
         self._sandboxes = 0
         self._sandbox: Sandbox | None = None
         self._sandbox_scope: trio.CancelScope | None = None
@@ -198,7 +203,15 @@ class AttemptContext:
         self, policy: str, messages: Sequence[Message], *, max_tokens: int = 512, limit_s: float = 60.0
     ) -> str:
         """What another policy's engine answers; of no trajectory."""
-        raise GraderError(f"there is no engine for the policy {policy}", code="no_judge")
+        if self._entry.stage != "eval" or self._stage_nursery is None:
+            raise HandlerError("a judge can be asked in EVAL only", code="no_judge_here")
+        self._asks += 1
+        asked = await ask_judge(
+            self._judges, self._entry.spec, self._n, self._asks, policy, messages,
+            max_tokens=max_tokens, limit_s=limit_s, places=self._asking,
+        )  # fmt: skip
+        self.progress("a judge answered", policy=policy, sampled=asked.sampled, seconds=round(asked.seconds, 3))
+        return asked.answer
 
     def measure(self, name: str, value: float) -> None:
         """A figure of this attempt; the names are bounded, and so is their number."""

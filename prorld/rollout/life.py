@@ -45,7 +45,7 @@ from prorld.errors import (
     leaves,
 )
 from prorld.handlers.base import Grade, RunResult
-from prorld.handlers.grading import open_grading_sandbox, take_along
+from prorld.handlers.grading import evaluate, open_grading_sandbox, take_along
 from prorld.inference.contract import Turn
 from prorld.inference.session import ModelSession
 from prorld.kit.containment import contained
@@ -85,6 +85,10 @@ class ModelSource(Protocol):
         self, spec: JobSpec, attempt: int, on_turn: Callable[[int, Turn], None]
     ) -> AbstractAsyncContextManager[ModelSession]:
         """Lease an engine for as long as the block lasts and talk to it. Waits for one where there is none."""
+        ...
+
+    def knows(self, policy: str) -> bool:
+        """Whether there is such a policy, with an engine or without."""
         ...
 
 
@@ -179,6 +183,7 @@ async def attempt(
                     runtime=world.runtime,
                     boot_id=world.boot_id,
                     metrics=world.metrics,
+                    judges=world.models,
                 )
                 outcome = await stages(job)
                 if nursery.child_tasks:
@@ -243,13 +248,13 @@ async def _stages(entry: JobEntry, world: World, budget: TotalBudget, job: Attem
 async def grade(entry: JobEntry, world: World, job: AttemptContext, budget: TotalBudget, result: RunResult) -> Grade:
     """EVAL, in a fresh sandbox where the handler wants one."""
 
-    async def evaluate() -> Grade:
+    async def graded() -> Grade:
         spec = entry.handler.grading_sandbox(entry.instance)
         if spec is not None:
             await open_grading_sandbox(job, spec, entry.carried)
-        return await entry.handler.evaluate(job, result)
+        return await evaluate(entry.handler, job, result)
 
-    return await _stage(entry, world, job, budget, "eval", evaluate, Grade)
+    return await _stage(entry, world, job, budget, "eval", graded, Grade)
 
 
 async def _stage(

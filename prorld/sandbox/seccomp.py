@@ -10,7 +10,7 @@ import errno
 import os
 import struct
 
-__all__ = ["ABSENT", "DENIED", "SHARED_SEGMENT_BYTES_MAX", "assemble"]
+__all__ = ["ABSENT", "DENIED", "SHARED_SEGMENT_BYTES_MAX", "assemble", "refuse"]
 
 # Numbers above 423 are the same on every architecture.
 _NEW_NUMBERS = {
@@ -154,6 +154,16 @@ def assemble(architecture: str | None = None) -> bytes:
     program += [_instruction(_JUMP_EQUAL, number, len(denied) - i, 0) for i, number in enumerate(denied)]
     program += [_instruction(_RETURN, _ALLOW), _instruction(_RETURN, _ERRNO | errno.EPERM)]
     return b"".join(program)
+
+
+def refuse(number: int) -> bytes:
+    """A filter that refuses one system call; for a process that has the other filter, which knows architectures."""
+    return b"".join((
+        _instruction(_LOAD_WORD, _OFFSET_NUMBER),
+        _instruction(_JUMP_EQUAL, number, 0, 1),
+        _instruction(_RETURN, _ERRNO | errno.EPERM),
+        _instruction(_RETURN, _ALLOW),
+    ))  # fmt: skip
 
 
 def _instruction(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:

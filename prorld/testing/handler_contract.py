@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -21,18 +21,21 @@ from prorld.domain.messages import Message
 from prorld.domain.outcome import StopReason
 from prorld.errors import GraderError, ProrldError
 from prorld.handlers.base import AgentHandler, Grade, RunResult
+from prorld.handlers.play import GOLD, Play
 from prorld.handlers.registry import accept
 from prorld.inference.contract import Turn
 from prorld.sandbox.contract import SandboxRuntime, SandboxSpec
-from prorld.testing.fake_sandbox import FakeRuntime
+from prorld.testing.fake_sandbox import Answer, FakeRuntime, SessionName, toy_answer
 from prorld.testing.hostile import HOSTILE_ANSWERS, spoilt
 from prorld.testing.jobs import FakeJob, ScriptedModel, ready_to_grade
 from prorld.testing.leftovers import children, descriptors, tasks
+from prorld.testing.plays import check_plays, turns_of
 from prorld.testing.sweep import CancelAtStep
 
 __all__ = ["HANDLER_CONTRACT", "HOSTILE_ANSWERS", "HandlerCheck", "HandlerUnderTest"]
 
 CHECK_S = 300.0
+REWARD_TOLERANCE = 1e-9
 # What a grader may take for one answer, however hostile.
 GRADE_S = 60.0
 # What clean-up may take after a cancel, graders in child processes included.
@@ -121,6 +124,31 @@ async def its_prompts_are_stable(under: HandlerUnderTest) -> None:
         assert all(message.role != "system" for message in messages[1:]), f"instance {number}: a late system message"
         spec = under.handler.sandbox_spec(decoded)
         assert spec is None or isinstance(spec, SandboxSpec), f"instance {number}: {spec!r} is no SandboxSpec"
+
+
+async def its_plays_are_sound(under: HandlerUnderTest) -> None:
+    """The plays of every instance can be said, have names and rewards of their own, and stay the same."""
+    await trio.lowlevel.checkpoint()
+    for number, instance in enumerate(under.instances):
+        try:
+            check_plays(under.handler, instance)
+        except AssertionError as exc:
+            raise AssertionError(f"instance {number}: {exc}") from exc
+        except Exception as exc:
+            raise AssertionError(f"instance {number}: plays() raises {exc!r}") from exc
+
+
+async def its_gold_plays_score(under: HandlerUnderTest) -> None:
+    """A gold play comes to its reward; on fakes that is asked only where no sandbox has a part in it."""
+    async with under.handler.open():
+        for number, instance in enumerate(under.instances):
+            decoded = accept(under.handler, instance, AgentLimits())
+            in_sandbox = under.handler.grades_in_sandbox or under.handler.grading_sandbox(decoded) is not None
+            if in_sandbox and under.runtime is None:
+                continue
+            for play in under.handler.plays(decoded):
+                if play.name == GOLD:
+                    await _scores(under, instance, play, f"instance {number}, play {play.name}")
 
 
 async def its_grades_are_typed(under: HandlerUnderTest) -> None:
@@ -229,8 +257,10 @@ HANDLER_CONTRACT: tuple[HandlerCheck, ...] = (
     it_takes_its_instances,
     it_refuses_what_it_can_not_do,
     its_prompts_are_stable,
+    its_plays_are_sound,
     it_opens_again_after_it_was_closed,
     its_grades_are_typed,
+    its_gold_plays_score,
     hostile_answers_get_a_grade,
     an_end_without_an_answer_gets_a_grade,
     init_can_be_cancelled_anywhere,
@@ -267,15 +297,46 @@ async def _told(what: str, work: Callable[[], Awaitable[object]]) -> object:
     return result
 
 
+async def _scores(under: HandlerUnderTest, instance: Mapping[str, Any], play: Play, what: str) -> None:
+    """Hold a play to its reward, unless a fake sandbox was asked something that only a real one knows."""
+    asked: list[str] = []
+
+    def answer(session: SessionName, code: str) -> Answer:
+        asked.append(code)
+        return toy_answer(session, code)
+
+    room = under if under.runtime is not None else replace(under, runtime=FakeRuntime(answer))
+    try:
+        grade = await _told(what, partial(_played, room, instance, play.turns))
+    except AssertionError:
+        if asked:
+            return
+        raise
+    assert isinstance(grade, Grade), f"{what}: evaluate returned {type(grade).__name__}, no Grade"
+    right = abs(grade.reward - play.reward) <= REWARD_TOLERANCE
+    assert right or asked, f"{what}: the reward is {grade.reward:g}, and not {play.reward:g}"
+
+
+async def _played(under: HandlerUnderTest, instance: Mapping[str, Any], turns: Sequence[str]) -> object:
+    """What ``evaluate`` returns when the policy says these turns, and the last of them to the end."""
+    async with _stage_room(under, instance) as job:
+        spoken = turns_of(turns, [tool.schema.name for tool in under.handler.tools(job)])
+        job.model = ScriptedModel([*spoken, *spoken[-1:] * job.limits.max_turns])
+        return await _to_the_end(under, job)
+
+
 async def _graded(under: HandlerUnderTest, instance: Mapping[str, Any], answer: str) -> object:
     """What ``evaluate`` returns when the policy says the same thing in every turn."""
-    limits = AgentLimits()
-    async with _stage_room(under, instance, [answer] * limits.max_turns) as job:
-        await under.handler.init(job)
-        result = await under.handler.run(job)
-        assert isinstance(result, RunResult), f"run returned {type(result).__name__}, no RunResult"
-        await ready_to_grade(under.handler, job)
-        grade: object = await under.handler.evaluate(job, result)
+    async with _stage_room(under, instance, [answer] * AgentLimits().max_turns) as job:
+        return await _to_the_end(under, job)
+
+
+async def _to_the_end(under: HandlerUnderTest, job: FakeJob) -> object:
+    await under.handler.init(job)
+    result = await under.handler.run(job)
+    assert isinstance(result, RunResult), f"run returned {type(result).__name__}, no RunResult"
+    await ready_to_grade(under.handler, job)
+    grade: object = await under.handler.evaluate(job, result)
     return grade
 
 

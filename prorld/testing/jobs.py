@@ -22,7 +22,7 @@ from prorld.domain.messages import Message, ToolSchema
 from prorld.domain.outcome import StopReason
 from prorld.errors import GraderError, HandlerError, SandboxError, leaves
 from prorld.handlers.base import AgentHandler, Grade, RunResult
-from prorld.handlers.grading import open_grading_sandbox, take_along
+from prorld.handlers.grading import evaluate, open_grading_sandbox, take_along
 from prorld.handlers.registry import accept
 from prorld.inference.contract import Turn
 from prorld.sandbox.contract import USED_UP, Sandbox, SandboxRuntime, SandboxSpec
@@ -193,8 +193,10 @@ class FakeJob:
     async def ask(
         self, policy: str, messages: Sequence[Message], *, max_tokens: int = 512, limit_s: float = 60.0
     ) -> str:
-        """What ``judge`` says, where there is one."""
+        """What ``judge`` says, where there is one; in EVAL, as in the daemon."""
         await trio.lowlevel.checkpoint()
+        if not self.grades:
+            raise HandlerError("a judge can be asked in EVAL only", code="no_judge_here")
         if self.judge is None:
             raise GraderError(f"there is no engine for the policy {policy}", code="no_judge")
         return self.judge(policy, messages)
@@ -274,7 +276,7 @@ async def run_handler(
         await handler.init(job)
         result = await handler.run(job)
         await ready_to_grade(handler, job)
-        grade = await handler.evaluate(job, result)
+        grade = await evaluate(handler, job, result)
         await job.close_sandbox()
         nursery.cancel_scope.cancel()
     return HandlerRun(

@@ -19,7 +19,7 @@ async def test_an_event_of_a_tool_has_its_facts():
     parts: Any = SimpleNamespace()
     async with trio.open_nursery() as nursery:
         job: AttemptContext = AttemptContext(
-            entry, 1, attempt_nursery=nursery, runtime=parts, boot_id="boot", metrics=parts
+            entry, 1, attempt_nursery=nursery, runtime=parts, boot_id="boot", metrics=parts, judges=parts
         )
         job.tool_used("bash", 0.5, ToolFacts(exit_code=124, duration_s=0.4, timed_out=True))
         job.tool_used("think", 0.25)

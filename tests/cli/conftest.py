@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import msgspec
 import pytest
 import structlog
@@ -15,6 +17,7 @@ from prorld.domain.outcome import Outcome, OutcomeKind, StopReason, Verdict
 from prorld.handlers import registry
 from prorld.wire.jobs import Drift, JobRecord
 from prorld.wire.trajectory import Trajectory, TrajectoryJob, branch_doc
+from tests.cli.distributions import Site
 
 CALL = ToolCall(id="c1", name="calc", arguments={"expression": "2+2"}, raw="CALC: 2+2")
 BROKEN = ToolCall(id="c2", name="", status=CallStatus.INVALID_JSON, raw="CALC {{{")
@@ -77,6 +80,19 @@ def make():
         trajectory = staticmethod(make_trajectory)
 
     return Makers
+
+
+@pytest.fixture
+def site(tmp_path, monkeypatch):
+    """A place to install distributions to, for this test alone."""
+    path = tmp_path / "site"
+    path.mkdir()
+    monkeypatch.syspath_prepend(str(path))
+    known = set(sys.modules)
+    yield Site(path)
+    for name in set(sys.modules) - known:
+        if str(getattr(sys.modules[name], "__file__", None)).startswith(str(path)):
+            del sys.modules[name]
 
 
 @pytest.fixture

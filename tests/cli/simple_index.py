@@ -16,9 +16,9 @@ JSON = "application/vnd.pypi.simple.v1+json"
 class SimpleIndex:
     """Answers by path: a (status, headers, body) or a function of the request's handler that writes by itself."""
 
-    def __init__(self, port):
+    def __init__(self, port, scheme):
         self.port = port
-        self.root = f"http://127.0.0.1:{port}/simple"
+        self.root = f"{scheme}://127.0.0.1:{port}/simple"
         self.answers = {}
         self.asked = []
 
@@ -59,8 +59,8 @@ class SimpleIndex:
 
 
 @contextmanager
-def serve_index():
-    """An index for the length of a block."""
+def serve_index(tls=None):
+    """An index for the length of a block, with TLS where the server's side of it is given."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -85,7 +85,9 @@ def serve_index():
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
-    index = SimpleIndex(server.server_address[1])
+    if tls is not None:
+        server.socket = tls.wrap_socket(server.socket, server_side=True)
+    index = SimpleIndex(server.server_address[1], "http" if tls is None else "https")
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:

@@ -14,6 +14,7 @@ from prorld.cli.package_index import PackageError
 from prorld.cli.package_settings import PUBLIC_INDEX, IndexSettings, settings
 from prorld.handlers.packages import cached_package
 from prorld.kit import http_download
+from tests.certificates import own_certificate
 from tests.cli.simple_index import serve_index
 
 WHEEL = "sample-1.0-py3-none-any.whl"
@@ -315,6 +316,24 @@ async def test_without_tls_only_this_machine_and_those_that_are_trusted_are_aske
         await get(settings=IndexSettings(indexes=("http://index.invalid/simple",)))
     with pytest.raises(PackageError, match=r"can't connect to index\.invalid"):
         await get(settings=IndexSettings(indexes=("http://index.invalid/simple",), trusted_hosts=("index.invalid",)))
+
+
+@pytest.mark.slow
+async def test_with_tls_the_authorities_that_were_named_are_trusted(get, tmp_path):
+    """And none else; what is served with TLS never leads to what is not."""
+    certificate, context = own_certificate(tmp_path)
+    with serve_index(context) as index:
+        index.put("sample", (WHEEL, b"wheel"))
+        trusting = IndexSettings(indexes=(index.root,), certificates=str(certificate))
+        with pytest.raises(PackageError, match="no TLS with") as caught:
+            await get(settings=IndexSettings(indexes=(index.root,)))
+        assert caught.value.may_retry
+        assert (await get(settings=trusting)).path.read_bytes() == b"wheel"
+        index.answers["/simple/other/"] = (302, {"Location": f"http://127.0.0.1:{index.port}/simple/sample/"}, b"")
+        with pytest.raises(PackageError, match="redirects to an address without TLS"):
+            await get("other", settings=trusting)
+    with pytest.raises(UsageError, match="no-such-file can't be read"):
+        await get(settings=IndexSettings(certificates=str(tmp_path / "no-such-file")))
 
 
 async def test_several_places_are_one(index, get, tmp_path):

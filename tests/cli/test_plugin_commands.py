@@ -8,14 +8,15 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 
 import pytest
 
-from prorld.cli import plugin_commands, workshop
+from prorld.cli import plugin_commands
 from prorld.cli.completion import walk
 from prorld.cli.main import COMMANDS, build_parser
+from prorld.cli.moving_line import MovingLine
 from prorld.handlers.commands import COMMANDS_GROUP
+from tests.cli.simple_index import serve_index
 
 GOOD = '''
 """A command."""
@@ -53,6 +54,27 @@ async def run(args, workshop):
     return 7
 '''
 
+LENDS = """
+import trio
+from prorld.handlers import SandboxSpec
+SUMMARY = "uses what it is lent"
+
+def add_arguments(parser):
+    pass
+
+async def run(args, workshop):
+    path = await workshop.package("sample==1.0", kind="wheel")
+    workshop.say(path.read_text())
+    async with workshop.runtime() as runtime, trio.open_nursery() as nursery:
+        sandbox = await nursery.start(lambda task_status: runtime.run(
+            SandboxSpec(), sandbox_id="one", job_id="one", task_status=task_status
+        ))
+        result = await sandbox.bash("echo from $((40 + 2)); id -u")
+        workshop.say(result.text)
+        nursery.cancel_scope.cancel()
+    return 0
+"""
+
 BROKEN = {
     "imports": "import no_such_module_anywhere",
     "exits": "raise SystemExit(1)",
@@ -71,23 +93,17 @@ BROKEN = {
 
 
 @pytest.fixture
-def install(tmp_path, monkeypatch):
-    """Install a distribution, as an installer leaves one: modules, and metadata with entry points."""
-    site = tmp_path / "site"
-    site.mkdir()
-    monkeypatch.syspath_prepend(str(site))
+def install(site):
+    """Install a distribution with these commands, a module each."""
 
     def put(distribution, **commands):
-        lines = []
+        points = {}
         for name, source in commands.items():
-            module = f"{distribution}_{name}".replace("-", "_")
-            (site / f"{module}.py").write_text(textwrap.dedent(source))
-            lines.append(f"{name.replace('_', '-')} = {module}\n")
-        info = site / f"{distribution}-1.5.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.5\n")
-        (info / "entry_points.txt").write_text(f"[{COMMANDS_GROUP}]\n" + "".join(lines))
-        return site
+            module = f"{distribution}_{name}"
+            site.module(module, source)
+            points[name.replace("_", "-")] = module
+        site.install(distribution, COMMANDS_GROUP, points)
+        return site.path
 
     return put
 
@@ -221,10 +237,10 @@ class Terminal(io.StringIO):
 def test_the_moving_line_moves_on_a_terminal_alone(monkeypatch):
     """Elsewhere: the first line, and then none until its time has come."""
     now = 100.0
-    monkeypatch.setattr("prorld.cli.workshop.time.monotonic", lambda: now)
+    monkeypatch.setattr("prorld.cli.moving_line.time.monotonic", lambda: now)
     live, plain = Terminal(), io.StringIO()
     for stream in (live, plain):
-        line = workshop.MovingLine(stream)
+        line = MovingLine(stream)
         now = 100.0
         for step in range(30):
             now += 1.0
@@ -234,3 +250,18 @@ def test_the_moving_line_moves_on_a_terminal_alone(monkeypatch):
     assert live.getvalue().endswith("\r\x1b[K")
     assert "\x1b[31m" not in live.getvalue()
     assert [text.split("\\")[0].strip() for text in plain.getvalue().splitlines()] == ["step 0", "step 10", "step 20"]
+
+
+@pytest.mark.slow
+def test_what_the_workshop_lends_is_real(cli, install, monkeypatch, tmp_path):
+    """A distribution from the user's index, and a sandbox as the daemon would make it."""
+    install("tiny", lends=LENDS)
+    monkeypatch.setenv("PRORLD_PACKAGES", str(tmp_path / "packages"))
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    with serve_index() as index:
+        monkeypatch.setenv("PIP_INDEX_URL", index.root)
+        index.put("sample", ("sample-1.0-py3-none-any.whl", b"a wheel"))
+        code, out, err = cli("lends", "--sandbox", "bubblewrap")
+    assert (code, out.splitlines()[:2]) == (0, ["a wheel", "from 42"]), err
+    assert out.splitlines()[2] != "0"
+    assert "asking the index for sample==1.0 (wheel)" in err

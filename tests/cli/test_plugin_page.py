@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from prorld.testing.handler_contract import HANDLER_CONTRACT
+
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/plugins.md").read_text()
 BLOCKS = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
@@ -71,9 +73,12 @@ def test_the_page_can_be_followed(author, record_property):
     )  # fmt: skip
     said = f"{done.stdout}\n--- stderr\n{done.stderr}"
     assert done.returncode == 0, said
-    assert len(BLOCKS) == 7
+    assert len(BLOCKS) == 8
     assert len((home / "prorld-letters/out.jsonl").read_text().splitlines()) == 4, said
-    assert done.stdout.count("12 of 12 checks passed") == 2, said
+    every = f"{len(HANDLER_CONTRACT)} of {len(HANDLER_CONTRACT)} checks passed"
+    assert done.stdout.count(every) == 2, said
+    for good in (3, 2):
+        assert f"{good} instances: {good} good, 0 unsure, 0 flaky, 0 bad" in done.stdout, said
     assert "letters" in done.stdout
     record_property("lines", sum(len(block.strip().splitlines()) for block in BLOCKS))
     record_property("seconds", round(time.monotonic() - began))

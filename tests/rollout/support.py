@@ -63,10 +63,15 @@ def byte_renderer() -> JinjaRenderer:
 class Models:
     """Sessions on the pool, all with one renderer: nothing is loaded in a thread, so virtual time may jump."""
 
-    def __init__(self, pool: BackendPool, gate: Callable[[str], PolicyGate]) -> None:
+    def __init__(self, pool: BackendPool, gate: Callable[[str], PolicyGate], policies: Policies) -> None:
         self._pool = pool
         self._gate = gate
+        self._policies = policies
         self._lane = Lane("tests", 1)
+
+    def knows(self, policy: str) -> bool:
+        """As ``PooledModels``."""
+        return policy in self._policies.names()
 
     @asynccontextmanager
     async def open(
@@ -117,8 +122,12 @@ class Room:
         state: Path | None = None,
         without_handler: bool = False,
         without_policy: bool = False,
+        also: Sequence[str] = (),
     ) -> None:
-        """``state`` is a directory that outlives the room; without one the room has its own."""
+        """``state`` is a directory that outlives the room; without one the room has its own.
+
+        ``also`` are policies beside the default one; their engines are the tests' to add.
+        """
         if state is None:
             # In memory where there is such a place: the sweep makes thousands of rooms.
             state = Path(tempfile.mkdtemp(dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
@@ -136,7 +145,7 @@ class Room:
         self.pool = BackendPool({"vllm": lambda request: self.engines[request.url]}, self.metrics, rules=rules)
         self.kept = kept or KeptPolicies()
         clock = SystemClock()
-        policies = Policies({"default": PolicySource()}, Lane("policies", 1))
+        policies = Policies({name: PolicySource() for name in ("default", *also)}, Lane("policies", 1))
         self.book = PolicyBook(
             self.pool, policies, self.kept, self.metrics, clock.wall, states=self.kept.states, load_s=600.0
         )
@@ -148,7 +157,7 @@ class Room:
         self.world = World(
             gates=self.gates,
             runtime=self.warm or self.runtime,
-            models=Models(self.pool, self.book.gate),
+            models=Models(self.pool, self.book.gate, policies),
             clock=clock,
             boot_id="test",
             verdicts=DEFAULT_VERDICTS,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import msgspec
 import pytest
@@ -13,8 +13,9 @@ import trio
 
 from prorld.domain.messages import Message, system, user
 from prorld.errors import GraderError
-from prorld.handlers import AgentHandler, Grade, JobContext, RunResult, SandboxSpec
+from prorld.handlers import AgentHandler, Grade, JobContext, Play, RunResult, SandboxSpec, tool_call
 from prorld.kit.process import Child, child
+from prorld.testing.fake_sandbox import FakeRuntime
 from prorld.testing.handler_contract import HANDLER_CONTRACT, HandlerCheck, HandlerUnderTest
 from prorld.testing.handlers import FakeHandler, check_handler
 
@@ -101,6 +102,62 @@ class Hoarder(Good):
         return Grade(reward=0.0)
 
 
+class Lacks(Good):
+    def plays(self, instance: Sum) -> Sequence[Play]:
+        return [Play(name="gold", turns=("1",), reward=1.0)]
+
+
+class Doubles(Good):
+    def plays(self, instance: Sum) -> Sequence[Play]:
+        return [*super().plays(instance), *super().plays(instance)]
+
+
+class Mute(Good):
+    def plays(self, instance: Sum) -> Sequence[Play]:
+        return [*super().plays(instance), Play(name="gold", turns=(), reward=1.0)]
+
+
+class Unsayable(Good):
+    def plays(self, instance: Sum) -> Sequence[Play]:
+        return [*super().plays(instance), Play(name="gold", turns=("\ud800",), reward=1.0)]
+
+
+class Boundless(Good):
+    def plays(self, instance: Sum) -> Sequence[Play]:
+        return [*super().plays(instance), Play(name="cheat:x", turns=("1",), reward=float("inf"))]
+
+
+class Worthless(Good):
+    def plays(self, instance: Sum) -> Sequence[Play]:
+        return [*super().plays(instance), Play(name="gold", turns=(str(instance.a + instance.b),))]
+
+
+class Changes(Good):
+    def plays(self, instance: Sum) -> Sequence[Play]:
+        return [*super().plays(instance), Play(name="gold", turns=(str(random.random()),), reward=1.0)]
+
+
+class Breaks(Good):
+    def plays(self, instance: Sum) -> Sequence[Play]:
+        raise KeyError("patch")
+
+
+class Golden(Good):
+    """Calls a tool that only a real sandbox answers, and says the right number all the same."""
+
+    default_tools: ClassVar[tuple[str, ...]] = ("python",)
+
+    def plays(self, instance: Sum) -> Sequence[Play]:
+        right = str(instance.a + instance.b)
+        turns = (tool_call("python", code=f"print({instance.a} + {instance.b})"), right)
+        return [*super().plays(instance), Play(name="gold", turns=turns, reward=1.0)]
+
+
+class Brass(Good):
+    def plays(self, instance: Sum) -> Sequence[Play]:
+        return [*super().plays(instance), Play(name="gold", turns=("17",), reward=1.0)]
+
+
 @asynccontextmanager
 async def _kept(handler: AgentHandler[Any]) -> AsyncIterator[None]:
     async with trio.open_nursery() as nursery:
@@ -124,6 +181,11 @@ FAULTS = [
     (Answered, "an_end_without_an_answer_gets_a_grade"),
     (Stubborn, "evaluate_can_be_cancelled_anywhere"),
     (Hoarder, "nothing_is_left_over"),
+    *(
+        (kind, "its_plays_are_sound")
+        for kind in (Lacks, Doubles, Mute, Unsayable, Boundless, Worthless, Changes, Breaks)
+    ),
+    (Brass, "its_gold_plays_score"),
 ]
 
 
@@ -136,7 +198,7 @@ async def test_a_planted_fault_is_found(kind: type[AgentHandler[Any]], check: st
             await named(check)(HandlerUnderTest(handler=handler, instances=[{"a": 2, "b": 2}]))
 
 
-@pytest.mark.parametrize("handler", [Good(), Careful()], ids=["good", "grader-error"])
+@pytest.mark.parametrize("handler", [Good(), Careful(), Golden()], ids=["good", "grader-error", "golden"])
 async def test_a_sound_handler_keeps_everything(handler: AgentHandler[Any]):
     """A typed grader error is a way to answer a hostile answer."""
     await check_handler(handler, [{"a": 2, "b": 2}, {"a": 2, "b": 3}])
@@ -146,3 +208,18 @@ async def test_the_instances_are_not_optional():
     """A check of nothing would pass everything."""
     with pytest.raises(AssertionError, match="no instance"):
         await check_handler(FakeHandler(), [])
+
+
+class Gilt(Golden):
+    def plays(self, instance: Sum) -> Sequence[Play]:
+        turns = (tool_call("python", code="print(5)"), "5")
+        return [*super().plays(instance)[:-1], Play(name="gold", turns=turns, reward=1.0)]
+
+
+async def test_what_a_sandbox_has_a_part_in_is_judged_in_real_ones_only() -> None:
+    """A fake one could not have helped it to the right answer."""
+    instances = [{"a": 2, "b": 2}]
+    await named("its_gold_plays_score")(HandlerUnderTest(handler=Gilt(), instances=instances))
+    given = HandlerUnderTest(handler=Gilt(), instances=instances, runtime=FakeRuntime())
+    with pytest.RaisesGroup(AssertionError, allow_unwrapped=True):
+        await named("its_gold_plays_score")(given)

@@ -8,9 +8,10 @@ from typing import ClassVar
 from prorld.agents import Dialect, Tool
 from prorld.domain.messages import Message, system, user
 from prorld.domain.outcome import StopReason
-from prorld.handlers import AgentHandler, Grade, JobContext, RunResult, SandboxSpec
+from prorld.handlers import AgentHandler, Grade, JobContext, Play, RunResult, SandboxSpec
 from prorld_calc.generate import CalcInstance
 from prorld_calc.language import CalcDialect, calculator
+from prorld_calc.plays import plays_of
 
 __all__ = ["CalcHandler"]
 
@@ -50,6 +51,10 @@ class CalcHandler(AgentHandler[CalcInstance]):
             Message(role="assistant", content="ANSWER: 99"),
             user(instance.question),
         ]
+
+    def plays(self, instance: CalcInstance) -> Sequence[Play]:
+        """Right and wrong ones, in the language of the task."""
+        return plays_of(instance)
 
     async def evaluate(self, job: JobContext[CalcInstance], result: RunResult) -> Grade:
         """1 for the right number, said as the answer."""

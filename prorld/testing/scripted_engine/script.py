@@ -18,6 +18,7 @@ __all__ = [
     "Flavour",
     "Latency",
     "Script",
+    "ScriptedPlay",
     "load_script",
     "scripted_logprob",
 ]
@@ -80,13 +81,25 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     session: str | None = None
 
 
+class ScriptedPlay(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is said to a prompt in which ``match`` stands, turn after turn; the last one is said again.
+
+    ``shown`` turns of an assistant follow the match in the opening prompt already, as worked examples do.
+    """
+
+    match: Annotated[str, Meta(min_length=1)]
+    turns: Annotated[list[str], Meta(min_length=1)]
+    shown: Annotated[int, Meta(ge=0)] = 0
+
+
 class Script(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The whole of it. A turn is a list of token ids, or text of ``byte_tokenizer`` that ends with its end of turn.
 
     ``pick`` says which turn a call gets: the next one of its session, one drawn by lot for each turn of a session (the
     same session draws the same again), the one that follows so many occurrences of ``marker`` in the prompt, or one
     chosen by the prompt's hash. Without turns the answers are pseudo-random, or with ``asked`` as many tokens as the
-    last ``[[n]]`` of the prompt asks for.
+    last ``[[n]]`` of the prompt asks for. With ``play`` the prompt says which of the ``plays`` is said, the one whose
+    ``match`` stands in it first, and how far it has come; a prompt that none matches gets an empty turn.
 
     ``flavour`` is the API that it speaks: ``prorl`` the token endpoint of that name, ``openai`` text alone. The flags
     from ``build`` on are those of vLLM, ``lora`` that of SGLang, too; ``scale_out`` opens completions in ``openai``,
@@ -100,7 +113,8 @@ class Script(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     max_model_len: Annotated[int, Meta(ge=2)] = 32768
     vocabulary: Annotated[int, Meta(ge=8)] = 512
     turns: list[list[int] | str] = []
-    pick: Literal["session", "lot", "marker", "hash", "asked"] = "session"
+    pick: Literal["session", "lot", "marker", "hash", "asked", "play"] = "session"
+    plays: list[ScriptedPlay] = []
     marker: tuple[int, ...] = (IM_START, *b"assistant\n")
     random_tokens_mean: Annotated[float, Meta(gt=0)] = 24.0
     latency: Latency = Latency()
