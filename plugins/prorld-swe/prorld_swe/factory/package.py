@@ -7,6 +7,7 @@ import tempfile
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ __all__ = ["PackageReport", "make_package"]
 
 # A combination waits for this many bugs of one kind each that were kept.
 _SINGLES_MIN = 2
+CLEANUP_S = 30.0
 
 
 class PackageReport(msgspec.Struct, kw_only=True):
@@ -245,5 +247,5 @@ async def make_package(
         maker.report.out_of_time = scope.cancelled_caught
         return maker.report
     finally:
-        # Small, and nothing else may need the loop while the command ends.
-        shutil.rmtree(where, ignore_errors=True)
+        with trio.move_on_after(CLEANUP_S, shield=True):
+            await trio.to_thread.run_sync(partial(shutil.rmtree, where, ignore_errors=True))

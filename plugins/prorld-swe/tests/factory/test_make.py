@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -64,16 +65,24 @@ async def test_a_package_becomes_tasks_and_the_same_command_makes_no_other(kit, 
     assert (tmp_path / "tasks.jsonl.work/journal.jsonl").read_bytes() == before
 
 
+@contextmanager
+def _started(argv, place):
+    with (place / "log").open("wb") as log:
+        process = subprocess.Popen(argv, stdout=log, stderr=log, env=dict(os.environ, PRORLD_PACKAGES=str(place)))
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.wait(20)
+
+
 async def test_a_killed_command_goes_on(kit, tmp_path):
     """Nothing is made twice, and what was found out is not asked again."""
     path = kit.sdist(tmp_path, kit.FILES)
     output, journal = tmp_path / "tasks.jsonl", tmp_path / "tasks.jsonl.work/journal.jsonl"
     argv = [sys.executable, "-m", "prorld.cli", "swe", "make", str(path), "-o", str(output), *QUICK]
     argv += ["--per-package", "3", "--seed", "3", "--state-dir", str(tmp_path / "state")]
-    with (tmp_path / "log").open("wb") as log:
-        process = subprocess.Popen(  # noqa: ASYNC220 - it has to outlive nothing but this block
-            argv, stdout=log, stderr=log, env=dict(os.environ, PRORLD_PACKAGES=str(tmp_path))
-        )
+    with _started(argv, tmp_path) as process:
         deadline = time.monotonic() + 200
         while time.monotonic() < deadline and process.poll() is None:
             if journal.exists() and b'"kind":"trial"' in journal.read_bytes():
