@@ -132,7 +132,7 @@ async def test_tests_that_waver_are_not_relied_on(kit, tmp_path):
 HARM = {
     "endless": ("import time\n\n\ndef test_a():\n    while True:\n        time.sleep(1)\n", "do not end in time"),
     "loud": (
-        "def test_a(capsys):\n    with capsys.disabled():\n        print('x' * (20 << 20))\n",
+        "def test_a(capsys):\n    with capsys.disabled():\n        print('x' * (4 << 20))\n",
         "import none of wordy",
     ),
     "dead": ("import os\n\n\ndef test_a():\n    os._exit(0)\n", "can't be run"),
