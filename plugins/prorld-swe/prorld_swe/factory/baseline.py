@@ -21,7 +21,8 @@ _VARIANTS: tuple[tuple[str, ...], ...] = ((), ("-W", "ignore"), ("-c", "/dev/nul
 # Names that stay whole on a line of a log.
 _SAFE_ID = re.compile(r"[!-~]{3,400}")
 TESTS_MIN = 5
-DESELECTED_MAX = 25
+# The words of all of them have to fit into an instance.
+DESELECTED_MAX = 12
 TRACE_FACTOR = 25.0
 
 

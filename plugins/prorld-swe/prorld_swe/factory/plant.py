@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import trio
 
-from prorld.errors import Conflict, ProrldError, chain
+from prorld.errors import Conflict, ProrldError, chain, leaves
 from prorld.handlers import Impossible, Workshop
 from prorld_swe.factory.journal import Journal
 from prorld_swe.factory.layout import name_and_version
@@ -57,7 +57,9 @@ async def _one(
         name = name_and_version(archive.name)[0]
         sha256 = await trio.to_thread.run_sync(file_sha256, archive)
         return await make_package(bench, journal, settings, order, archive, sha256, width=width, tell=workshop.progress)
-    except (ProrldError, OSError) as exc:
+    except (ProrldError, OSError, ExceptionGroup) as exc:
+        if not all(isinstance(leaf, ProrldError | OSError) for leaf in leaves(exc)):
+            raise
         return PackageReport(name=name, refused=chain(exc))
 
 

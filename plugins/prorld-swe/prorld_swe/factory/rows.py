@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from prorld.handlers import Impossible
 from prorld_swe.factory.baseline import Baseline
 from prorld_swe.factory.candidates import Bug
 from prorld_swe.factory.layout import name_and_version
@@ -37,7 +38,7 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
 def row_of(
     origin: Origin, tree: Tree, bug: Bug, trial: Trial, baseline: Baseline, *, image: str | None, made: str
 ) -> dict[str, Any]:
-    """The row. It is decoded as the handler does before it is handed out."""
+    """The row, decoded as the handler does before it is handed out. Raises ``Impossible`` where it is none."""
     operator = "+".join(bug.candidate.operators)
     statement = problem_statement(
         Subject(package=origin.name, version=origin.version, bug=bug, f2p=trial.f2p, messages=trial.messages)
@@ -84,5 +85,8 @@ def row_of(
         },
         "created_at": made,
     }
-    msgspec.convert(row, SweInstance)
+    try:
+        msgspec.convert(row, SweInstance)
+    except msgspec.ValidationError as exc:
+        raise Impossible(f"what was made of {origin.filename} is no instance: {exc}") from exc
     return row

@@ -159,17 +159,20 @@ class Bench:
                 yield sandbox
                 nursery.cancel_scope.cancel("the run is over")
         except BaseExceptionGroup as group:
-            raise _one_of(group) from group
+            found = _one_of(group)
+            if found is None:
+                raise
+            raise found from group
 
 
-def _one_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
+def _one_of(group: BaseExceptionGroup[BaseException]) -> BaseException | None:
     """What a caller can act upon: a failed sandbox is one error, however many tasks saw it."""
     found = list(leaves(group))
     for kind in (SandboxError, trio.TooSlowError):
         for each in found:
             if isinstance(each, kind) and all(isinstance(other, (kind, trio.Cancelled)) for other in found):
                 return each
-    return group
+    return None
 
 
 @cache

@@ -9,13 +9,13 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import pytest
 import trio
 
-from prorld.errors import BadRequest, Conflict
+from prorld.errors import BadRequest, Conflict, SandboxError
 from prorld_swe import command
 from prorld_swe.factory.plant import read_tasks
 from prorld_swe.factory.tree import file_sha256
@@ -168,7 +168,10 @@ async def test_nothing_of_a_package_runs_on_this_host(kit, tmp_path):
 async def test_a_package_that_is_imported_from_elsewhere_is_refused(kit, tmp_path):
     """It would be another one's bugs that tests find."""
     tests = "import msgspec\n\n\ndef test_a():\n    assert msgspec.json.encode(1) == b'1'\n"
-    files = {"msgspec.py": "def f():\n    pass\n", "tests/test_a.py": "import sys\nsys.path.pop(0)\n" + tests * 1}
+    files = {
+        "msgspec.py": "def f():\n    pass\n",
+        "tests/test_a.py": f"import sys\nsys.path[:] = [each for each in sys.path if 'testbed' not in each]\n{tests}",
+    }
     path = kit.sdist(tmp_path, files, name="msgspec")
     code, summary, _ = await _make(kit, tmp_path, str(path))
     assert (code, "and not from the tree" in summary["packages"][0]["refused"]) == (1, True)
@@ -184,6 +187,41 @@ async def test_one_bad_package_does_not_stop_the_others(kit, tmp_path):
     assert (code, len(rows), reports["wordy"]["kept"]) == (0, 1, 1)
     assert "can't be read" in reports["bad"]["refused"]
     assert "no package absent==1" in reports["absent==1"]["refused"]
+
+
+class _Scarce:
+    """A runtime that has only so many sandboxes in it."""
+
+    def __init__(self, inner, left):
+        self._inner = inner
+        self._left = left
+
+    async def run(self, spec, *, sandbox_id, job_id, task_status):
+        self._left -= 1
+        if self._left < 0:
+            raise SandboxError("there are no more", retryable=False)
+        await self._inner.run(spec, sandbox_id=sandbox_id, job_id=job_id, task_status=task_status)
+
+
+@pytest.mark.parametrize("left", [0, 6])
+async def test_sandboxes_that_can_not_be_had_are_told_and_the_work_is_kept(kit, tmp_path, left):
+    """Before the first run, or while bugs are tried; then the same command goes on."""
+    path, output = kit.sdist(tmp_path, kit.FILES), tmp_path / "tasks.jsonl"
+    shop = kit.Shop(tmp_path)
+    real = shop.runtime
+
+    @asynccontextmanager
+    async def scarce():
+        async with real() as runtime:
+            yield _Scarce(runtime, left)
+
+    shop.runtime = scarce
+    words = ("make", str(path), "-o", str(output), "--json", *QUICK, "--jobs", "2", "--per-package", "2")
+    assert await command.run(_args(*words), shop) == 1
+    report = json.loads(shop.said[-1])["packages"][0]
+    assert "there are no more" in report["refused"]
+    kept = (tmp_path / "tasks.jsonl.work/journal.jsonl").read_bytes()
+    assert (b'"kind":"baseline"' in kept) == (left == 6)
 
 
 async def test_tasks_of_another_journal_are_not_written_over(kit, tmp_path):
