@@ -1,4 +1,4 @@
-"""The grade: a fresh sandbox, the same repository, the policy's patch without what it may not touch, the pinned tests."""
+"""The grade: a fresh sandbox, the same repository, the policy's patch without what it may not touch, the tests."""
 
 from __future__ import annotations
 

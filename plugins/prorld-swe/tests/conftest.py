@@ -32,10 +32,11 @@ def scale(value, factor):
     result = value * factor
     return result
 '''
-BUGGY = CALC.replace("return one + other", "return one - other")
 FILES = {
     "PKG-INFO": "Metadata-Version: 2.1\nName: tinycalc\nVersion: 1.0\n",
-    "pyproject.toml": '[project]\nname = "tinycalc"\nversion = "1.0"\n\n[tool.pytest.ini_options]\naddopts = "-x --nothing"\n',
+    "pyproject.toml": (
+        '[project]\nname = "tinycalc"\nversion = "1.0"\n\n[tool.pytest.ini_options]\naddopts = "-x --nothing"\n'
+    ),
     "src/tinycalc/__init__.py": "from tinycalc.calc import add, scale\n",
     "src/tinycalc/calc.py": CALC,
     "tests/test_add.py": (
@@ -49,19 +50,20 @@ FILES = {
         "        self.assertEqual(add(1, 0), 1)\n"
     ),
 }
-PATCH = """diff --git a/src/tinycalc/calc.py b/src/tinycalc/calc.py
---- a/src/tinycalc/calc.py
-+++ b/src/tinycalc/calc.py
-@@ -3,7 +3,7 @@
- 
- def add(one, other):
-     \"\"\"The sum.\"\"\"
--    return one {0} other
-+    return one {1} other
- 
- 
- def scale(value, factor):
-"""
+PATCH = (
+    "diff --git a/src/tinycalc/calc.py b/src/tinycalc/calc.py\n"
+    "--- a/src/tinycalc/calc.py\n"
+    "+++ b/src/tinycalc/calc.py\n"
+    "@@ -3,7 +3,7 @@\n"
+    " \n"
+    " def add(one, other):\n"
+    '     """The sum."""\n'
+    "-    return one {0} other\n"
+    "+    return one {1} other\n"
+    " \n"
+    " \n"
+    " def scale(value, factor):\n"
+)
 
 
 @pytest.fixture(scope="session")

@@ -56,10 +56,14 @@ def task(row: dict[str, Any]) -> Any:
 def test_the_published_shapes_become_one_form() -> None:
     """Lists as JSON or as lists, wrapped or not, with or without a base commit."""
     bench, gym = task(BENCH), task({"instance": BENCH, "data_source": "swegym", "metadata": {"image": "/x/y.sif"}})
-    assert (bench.f2p, bench.p2p) == (gym.f2p, gym.p2p) == (("x/tests/test_y.py::test_a",), ("x/tests/test_y.py::test_b",))
+    assert (
+        (bench.f2p, bench.p2p) == (gym.f2p, gym.p2p) == (("x/tests/test_y.py::test_a",), ("x/tests/test_y.py::test_b",))
+    )
     assert (bench.shape, gym.shape, gym.images) == ("swebench", "wrapped", ("/x/y.sif",))
     assert bench.test_files == ("x/tests/test_y.py",)
-    later = task({**BENCH, "image": "i", "eval_script": "s", "log_parser": "parse_log_django", "eval_type": "pass_and_fail"})
+    later = task(
+        {**BENCH, "image": "i", "eval_script": "s", "log_parser": "parse_log_django", "eval_type": "pass_and_fail"}
+    )
     assert (later.images, later.eval_script, later.log_parser) == (("i",), "s", "parse_log_django")
     assert task(R2E).expected == {"A.test_a": "PASSED", "test_b": "FAILED"}
     smith = task(SMITH)
@@ -112,7 +116,10 @@ ADDED = "--- /dev/null\n+++ b/{0}\n@@ -0,0 +1 @@\n+x\n"
         (section("x", "", "old mode 100644\nnew mode 100755\n"), "only its mode changes"),
         (section("x", "--- a/x\n+++ b/other\n@@ -1 +1 @@\n-a\n+b\n"), "names that do not fit"),
         (section("x", "--- a/x\n+++ b/x\n@@ -1 +1,2 @@\n-a\n+b\n"), "a hunk that ends early"),
-        (section("x", "--- a/x\n+++ b/x\n@@ -1 +1 @@\n-a\n+b\n--- a/y\n+++ b/y\n@@ -1 +1 @@\n-a\n+b\n"), "a hunk that is"),
+        (
+            section("x", "--- a/x\n+++ b/x\n@@ -1 +1 @@\n-a\n+b\n--- a/y\n+++ b/y\n@@ -1 +1 @@\n-a\n+b\n"),
+            "a hunk that is",
+        ),
         ('diff --git "a/x\\n" "b/x\\n"\n--- a\n', "a name with odd characters"),
         (section("x", head="copy from z\n"), "a header that is not understood"),
         (section("x", "GIT binary patch\nliteral 1\nnot base85 at all\n\n"), "a binary change that is not understood"),
@@ -132,7 +139,11 @@ def test_what_is_kept_is_as_it_came() -> None:
     texts = [
         section("a b.py", "--- a/{0}\t\n+++ b/{0}\t\n@@ -1 +1 @@\n-a\n+b\n"),
         section("n.py", ADDED, NEW),
-        section("d.py", "--- a/{0}\n+++ /dev/null\n@@ -1 +0,0 @@\n-a\n", "deleted file mode 100644\nindex 1234567..0000000\n"),
+        section(
+            "d.py",
+            "--- a/{0}\n+++ /dev/null\n@@ -1 +0,0 @@\n-a\n",
+            "deleted file mode 100644\nindex 1234567..0000000\n",
+        ),
         section("b.bin", binary, NEW),
         section("e.py", ended),
     ]
@@ -267,7 +278,13 @@ def test_an_image_is_found_by_the_names_of_the_field(tmp_path: Path) -> None:
 
 def report(**more: Any) -> TestReport:
     good = [("x/tests/test_y.py::test_a", "passed"), ("x/tests/test_y.py::test_b", "passed")]
-    facts = {"results": good, "collected": [name for name, _ in good], "canaries": 10, "canaries_true": 10, "finished": True}
+    facts = {
+        "results": good,
+        "collected": [name for name, _ in good],
+        "canaries": 10,
+        "canaries_true": 10,
+        "finished": True,
+    }
     return TestReport(**{**facts, **more})
 
 
@@ -311,7 +328,9 @@ def test_a_search_for_the_answer_is_seen() -> None:
     """By turn, whatever came of it."""
     commands = ["git log --all -S fix", "git log -3", "curl x", "cat a.py"]
     turns = [
-        Message(role="assistant", content="", tool_calls=[ToolCall(id="1", name="bash", arguments={"command": command})])
+        Message(
+            role="assistant", content="", tool_calls=[ToolCall(id="1", name="bash", arguments={"command": command})]
+        )
         for command in commands
     ]
     assert searched(turns) == {"history": 1, "network": 1, "grader": 0}

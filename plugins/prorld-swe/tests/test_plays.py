@@ -37,7 +37,9 @@ def spoken(text: str) -> Turn:
     return Turn(content="", tool_calls=(written,), sampled=len(text))
 
 
-async def played(row: dict[str, Any], runtime: Runtime, play: str | Play, config: SweConfig | None = None) -> HandlerRun:
+async def played(
+    row: dict[str, Any], runtime: Runtime, play: str | Play, config: SweConfig | None = None
+) -> HandlerRun:
     """The run of one play."""
     handler = SweHandler(config or SweConfig(test_least_s=4.0, test_limit_s=4.0))
     if isinstance(play, str):

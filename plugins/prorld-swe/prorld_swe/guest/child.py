@@ -1,3 +1,5 @@
+# mypy: ignore-errors
+# pyright: basic, reportUndefinedVariable=false, reportOptionalMemberAccess=false, reportAttributeAccessIssue=false, reportCallIssue=false
 """The process that the tests run in: pytest with a witness, started before any tested code is there.
 
 Given ``channel`` and ``options`` by what starts it; never on disk. Any Python from 3.6 with pytest.
@@ -38,7 +40,7 @@ def run(channel, options):
         while line:
             line = line[write(channel, line) :]
 
-    import pluggy  # noqa: F401
+    import pluggy
     import pytest
     import unittest.mock
 
@@ -202,4 +204,4 @@ def run(channel, options):
     os._exit(0)
 
 
-run(channel, json.loads(options))  # type: ignore[name-defined]  # noqa: F821
+run(channel, json.loads(options))  # noqa: F821
