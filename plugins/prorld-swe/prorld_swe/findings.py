@@ -113,8 +113,11 @@ def _of_node(node: ast.AST, docstrings: set[int]) -> list[Finding]:  # noqa: PLR
             return [_MODULES[top] for name in names if (top := name.name.partition(".")[0]) in _MODULES]
         case ast.ImportFrom(module=module, names=names):
             top = (module or "").partition(".")[0]
-            inner = [_NAMES[name.name] for name in names if name.name in _NAMES and _fits(name.name, top)]
-            return inner + ([_MODULES[top]] if top in _MODULES else [])
+            inner: list[Finding] = [
+                _NAMES[name.name] for name in names if name.name in _NAMES and _fits(name.name, top)
+            ]
+            whole: list[Finding] = [_MODULES[top]] if top in _MODULES else []
+            return [*inner, *whole]
         case ast.Constant(value=str() as text) if id(node) not in docstrings:
             return [kind for pattern, kind in _TEXTS if pattern.search(text)]
         case _:
