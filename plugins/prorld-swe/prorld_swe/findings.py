@@ -33,6 +33,10 @@ _NAMES: Final[dict[str, Finding]] = {
     "raise_signal": "exit",
     "get_objects": "gc",
     "get_referrers": "gc",
+    "__closure__": "gc",
+    "__globals__": "gc",
+    "cell_contents": "gc",
+    "pluginmanager": "pytest",
 }
 _MODULES: Final[dict[str, Finding]] = {
     "pytest": "pytest",

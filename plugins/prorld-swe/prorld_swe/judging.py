@@ -90,9 +90,13 @@ def by_name(task: SweTask, report: TestReport) -> dict[str, str]:
 
 
 def judge_statuses(task: SweTask, outcomes: Mapping[str, str]) -> Verdict:
-    """Every expected test has to have passed; what is missing has not."""
-    f2p, p2p = _part(task.f2p, outcomes), _part(task.p2p, outcomes)
-    missed = tuple(test for test in task.tests if outcomes.get(test) != "passed")
+    """Every expected test has to have passed; what is missing has not.
+
+    In published sets that includes failures which the tests themselves say are expected.
+    """
+    good = {"passed"} if task.shape == "mutation" else {"passed", "xfail"}
+    f2p, p2p = _part(task.f2p, outcomes, good), _part(task.p2p, outcomes, good)
+    missed = tuple(test for test in task.tests if outcomes.get(test) not in good)
     why = ""
     if missed:
         counts = Counter(outcomes.get(test, "missing") for test in missed)
@@ -115,5 +119,5 @@ def judge_log(task: SweTask, statuses: Mapping[str, str]) -> Verdict:
     return Verdict(f2p=part, p2p=part, resolved=resolved, why=why, missed=tuple(differing[:20]))
 
 
-def _part(tests: Sequence[str], outcomes: Mapping[str, str]) -> float:
-    return sum(outcomes.get(test) == "passed" for test in tests) / len(tests) if tests else 1.0
+def _part(tests: Sequence[str], outcomes: Mapping[str, str], good: set[str]) -> float:
+    return sum(outcomes.get(test) in good for test in tests) / len(tests) if tests else 1.0
