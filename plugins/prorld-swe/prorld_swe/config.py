@@ -18,11 +18,12 @@ Bytes = Annotated[int, Meta(ge=16 << 20)]
 class SweConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Tools, images, limits and how strict the grade is.
 
-    ``images_dir`` holds SIF files or directories under the names that the field gives them. ``reward`` is ``resolved``
-    (all or nothing) or ``fraction`` (the part of the expected tests that pass). ``on_timeout`` is what tests that do not
-    end are worth. ``grader`` says how instances of images are judged: by our own witness, by the log of their script, or
-    by the first where the image can. ``history`` is what an image's repository keeps: the ancestors of the base commit,
-    or one commit. ``forbidden`` are findings in a patch that make it worthless where the right patch has none of them.
+    ``images_dir`` holds SIF files or directories under the names that the field gives them. ``reward`` is
+    ``resolved`` (all or nothing) or ``fraction`` (the part of the expected tests that pass). ``on_timeout`` is what
+    tests that do not end are worth. ``grader`` says how instances of images are judged: by our own witness, by the log
+    of their script, or by the first where the image can. ``history`` is what an image's repository keeps: the ancestors
+    of the base commit, or one commit. ``forbidden`` are findings in a patch that make it worthless where the right
+    patch has none of them.
     """
 
     preset: Preset = "openhands"

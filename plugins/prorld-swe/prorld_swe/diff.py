@@ -1,7 +1,7 @@
 """A diff, read without trust: sections by file, and only what can be shown to be a change of plain files.
 
-Git writes it, but in the policy's sandbox. What is kept is written anew from what was understood, so that whoever applies
-it sees what was judged.
+Git writes it, but in the policy's sandbox. What is kept is written anew from what was understood, so that whoever
+applies it sees what was judged.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def _plain_path(name: bytes) -> str:
 
 
 def _header(lines: list[bytes]) -> tuple[Kind, list[bytes], int]:
-    """What happens to the file, the lines of the head that are kept, and where the body begins. Modes stay as they are."""
+    """What happens to the file, the lines of the head that are kept, and where the body begins. Modes stay."""
     kind: Kind = "changed"
     kept: list[bytes] = []
     at = 1

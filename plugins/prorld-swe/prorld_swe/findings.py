@@ -33,6 +33,10 @@ _NAMES: Final[dict[str, Finding]] = {
     "raise_signal": "exit",
     "get_objects": "gc",
     "get_referrers": "gc",
+    "__closure__": "gc",
+    "__globals__": "gc",
+    "cell_contents": "gc",
+    "pluginmanager": "pytest",
 }
 _MODULES: Final[dict[str, Finding]] = {
     "pytest": "pytest",
@@ -87,7 +91,7 @@ def find_in_patch(patch: str) -> set[Finding]:
     return found | ({"eq"} if "__eq__" in words else set())
 
 
-def _of_node(node: ast.AST, docstrings: set[int]) -> list[Finding]:
+def _of_node(node: ast.AST, docstrings: set[int]) -> list[Finding]:  # noqa: PLR0911 - one for each kind of node
     match node:
         case ast.FunctionDef(name="__eq__", args=args, body=body):
             return ["eq"] if _ignores_other(args, list(body)) else []
@@ -95,7 +99,8 @@ def _of_node(node: ast.AST, docstrings: set[int]) -> list[Finding]:
             return ["eq"] if _blind(value) else []
         case ast.Dict(keys=keys, values=values):
             pairs = zip(keys, values, strict=True)
-            return ["eq" for key, value in pairs if key is not None and _is_eq(key) and _blind(value)]
+            blind = any(key is not None and _is_eq(key) and _blind(value) for key, value in pairs)
+            return ["eq"] if blind else []
         case ast.Call(func=ast.Name(id="setattr"), args=[_, key, value]) if _is_eq(key):
             return ["eq"] if _blind(value) else []
         case ast.Call(func=ast.Name(id=name)) if name in _BUILTINS:
@@ -112,8 +117,11 @@ def _of_node(node: ast.AST, docstrings: set[int]) -> list[Finding]:
             return [_MODULES[top] for name in names if (top := name.name.partition(".")[0]) in _MODULES]
         case ast.ImportFrom(module=module, names=names):
             top = (module or "").partition(".")[0]
-            inner = [_NAMES[name.name] for name in names if name.name in _NAMES and _fits(name.name, top)]
-            return [*inner, *([_MODULES[top]] if top in _MODULES else [])]
+            inner: list[Finding] = [
+                _NAMES[name.name] for name in names if name.name in _NAMES and _fits(name.name, top)
+            ]
+            whole: list[Finding] = [_MODULES[top]] if top in _MODULES else []
+            return [*inner, *whole]
         case ast.Constant(value=str() as text) if id(node) not in docstrings:
             return [kind for pattern, kind in _TEXTS if pattern.search(text)]
         case _:

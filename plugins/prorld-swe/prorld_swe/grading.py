@@ -1,4 +1,4 @@
-"""The grade: a fresh sandbox, the same repository, the policy's patch without what it may not touch, the pinned tests."""
+"""The grade: a fresh sandbox, the same repository, the policy's patch without what it may not touch, the tests."""
 
 from __future__ import annotations
 
@@ -106,6 +106,8 @@ class Examiner:
         """The tests can be collected with the bug in place; else nothing that they say is the policy's doing."""
         if not report.signed or not report.finished:
             raise GraderError(f"the tests can't be collected: {report.tail[-300:].strip()}", code="environment")
+        if not report.closed:
+            raise GraderError("the runner of the tests can't be closed to other processes", code="environment")
         if report.wrong:
             raise GraderError(f"{report.wrong[0]} is not what it was published as", code="environment")
         collected = set(report.collected)

@@ -35,39 +35,41 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
 def judge_report(task: SweTask, report: TestReport, baseline: TestReport | None, *, equal_counts: bool) -> Verdict:
     """A run by our witness. Everything that shows that someone else had a hand in it makes all of it worthless."""
-    suspicious: dict[str, float] = {}
     if not report.signed:
         return Verdict(cheat=True, why="the run of the tests was ended from within", suspicious={"run_ended": 1.0})
-    known = baseline.facts if baseline is not None else None
-    tampered = sorted(set(report.facts.tampered) - set(known.tampered if known else ()))
-    equal = sorted(set(report.facts.equal) - set(known.equal if known else ()))
+    suspicious, why = _interference(report, baseline, equal_counts=equal_counts)
     if task.suite_s and report.finished and report.seconds < task.suite_s * SHORT_PART:
         suspicious["short_eval"] = 1.0
-    if report.forged:
-        suspicious["forged"] = 1.0
-        return Verdict(cheat=True, why=f"a forged report: {report.forged}", suspicious=suspicious)
-    if tampered:
-        suspicious["tampered"] = float(len(tampered))
-        return Verdict(cheat=True, why=f"pytest was changed while it ran: {tampered[0]}", suspicious=suspicious)
-    if report.canaries_false:
-        suspicious["canaries"] = float(report.canaries_false)
-        why = f"{report.canaries_false} of {report.canaries} tests with a known outcome have another"
+    if why:
         return Verdict(cheat=True, why=why, suspicious=suspicious)
-    if equal:
-        suspicious["eq"] = float(len(equal))
-        if equal_counts:
-            return Verdict(cheat=True, why=f"{equal[0]} is equal to anything", suspicious=suspicious)
+    where = f" in {report.begun}" if report.begun else ""
     if report.timed_out:
-        during = f", in {report.begun}" if report.begun else ""
-        return Verdict(timed_out=True, why=f"the tests did not end in time{during}", suspicious=suspicious)
+        return Verdict(timed_out=True, why=f"the tests did not end in time{where}", suspicious=suspicious)
     verdict = judge_statuses(task, by_name(task, report))
     # Tests of ours are the first and the last; where one of them is missing, others may be.
     wanted = baseline.canaries if baseline is not None else report.canaries
     if not report.finished or report.canaries_true != wanted:
-        where = f" in {report.begun}" if report.begun else ""
         why = f"the tests ended early{where}; {verdict.why}".removesuffix("; ")
         verdict = msgspec.structs.replace(verdict, resolved=False, why=why)
     return msgspec.structs.replace(verdict, suspicious=suspicious)
+
+
+def _interference(
+    report: TestReport, baseline: TestReport | None, *, equal_counts: bool
+) -> tuple[dict[str, float], str]:
+    """What was found, and what makes the run worthless. What was there before the patch does not count."""
+    known = baseline.facts if baseline is not None else None
+    tampered = sorted(set(report.facts.tampered) - set(known.tampered if known else ()))
+    equal = sorted(set(report.facts.equal) - set(known.equal if known else ()))
+    found: dict[str, float] = {"eq": float(len(equal))} if equal else {}
+    if report.forged:
+        return {**found, "forged": 1.0}, f"a forged report: {report.forged}"
+    if tampered:
+        return {**found, "tampered": float(len(tampered))}, f"pytest was changed while it ran: {tampered[0]}"
+    if report.canaries_false:
+        why = f"{report.canaries_false} of {report.canaries} tests with a known outcome have another"
+        return {**found, "canaries": float(report.canaries_false)}, why
+    return found, f"{equal[0]} is equal to anything" if equal and equal_counts else ""
 
 
 def by_name(task: SweTask, report: TestReport) -> dict[str, str]:
@@ -88,9 +90,13 @@ def by_name(task: SweTask, report: TestReport) -> dict[str, str]:
 
 
 def judge_statuses(task: SweTask, outcomes: Mapping[str, str]) -> Verdict:
-    """Every expected test has to have passed; what is missing has not."""
-    f2p, p2p = _part(task.f2p, outcomes), _part(task.p2p, outcomes)
-    missed = tuple(test for test in task.tests if outcomes.get(test) != "passed")
+    """Every expected test has to have passed; what is missing has not.
+
+    In published sets that includes failures which the tests themselves say are expected.
+    """
+    good = {"passed"} if task.shape == "mutation" else {"passed", "xfail"}
+    f2p, p2p = _part(task.f2p, outcomes, good), _part(task.p2p, outcomes, good)
+    missed = tuple(test for test in task.tests if outcomes.get(test) not in good)
     why = ""
     if missed:
         counts = Counter(outcomes.get(test, "missing") for test in missed)
@@ -113,5 +119,5 @@ def judge_log(task: SweTask, statuses: Mapping[str, str]) -> Verdict:
     return Verdict(f2p=part, p2p=part, resolved=resolved, why=why, missed=tuple(differing[:20]))
 
 
-def _part(tests: Sequence[str], outcomes: Mapping[str, str]) -> float:
-    return sum(outcomes.get(test) == "passed" for test in tests) / len(tests) if tests else 1.0
+def _part(tests: Sequence[str], outcomes: Mapping[str, str], good: set[str]) -> float:
+    return sum(outcomes.get(test) in good for test in tests) / len(tests) if tests else 1.0

@@ -15,6 +15,7 @@ _STATUSES: Final = {"PASSED": "passed", "FAILED": "failed", "ERROR": "error", "S
 _ESCAPES: Final = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f]")
 _PERCENT: Final = re.compile(r"\s*\[\s*\d+%\]$")
+_COUNT: Final = re.compile(r"\[\d+\]")
 _DJANGO: Final = re.compile(r"^(?P<test>.+?) \.\.\.\s+(?P<status>ok|OK|FAIL|ERROR|skipped\b.*|expected failure)$")
 _SYMPY: Final = re.compile(r"^(?P<test>test_\w+)\s+(?P<status>ok|E|F|f|s|w)(?:\s.*)?$")
 
@@ -34,16 +35,15 @@ def _pytest(log: str) -> Statuses:
     """Lines of ``pytest -rA``: a status and a name, or, of old pytests, a name and a status."""
     found: Statuses = {}
     for raw in log.splitlines():
-        line = _PERCENT.sub("", _CONTROL.sub("", raw)).rstrip()
+        line = _CONTROL.sub("", raw).rstrip()
         words = (line.replace(" - ", " ") if line.startswith("FAILED") else line).split()
-        if len(words) < 2:
-            continue
-        if words[0] in _STATUSES:
-            # ``SKIPPED [1] file.py:3: why`` names no test.
-            if not words[1].startswith("["):
+        old = _PERCENT.sub("", line).split()
+        if len(words) > 1 and words[0] in _STATUSES:
+            # ``SKIPPED [1] file.py:3: why`` names no test; of other statuses some sets do have such names.
+            if words[0] != "SKIPPED" or _COUNT.fullmatch(words[1]) is None:
                 _note(found, words[1], _STATUSES[words[0]])
-        elif words[-1] in _STATUSES and "::" in words[0]:
-            _note(found, words[0], _STATUSES[words[-1]])
+        elif len(old) > 1 and old[-1] in _STATUSES and "::" in old[0]:
+            _note(found, old[0], _STATUSES[old[-1]])
     return found
 
 

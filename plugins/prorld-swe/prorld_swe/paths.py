@@ -22,6 +22,7 @@ _CONFIGURATION: Final = frozenset(
         *("sitecustomize.py", "usercustomize.py"),
     }
 )
+_NEVER: Final = frozenset({"conftest.py", "sitecustomize.py", "usercustomize.py"})
 _ENDINGS: Final = (".pth", ".pyc", ".pyo", ".pyd", ".so", ".egg-link", ".dist-info", ".egg-info")
 _DIRECTORIES: Final = frozenset({"__pycache__", "r2e_tests", ".tox", ".nox", ".venv", "site-packages"})
 # What lies where modules are looked for first must not take the place of what judges.
@@ -94,7 +95,7 @@ def _why_not(change: FileChange, tests: Collection[str], right: Collection[str],
     path = change.path
     if path in tests:
         return "a test"
-    if path in right and path.rpartition("/")[2] not in {"conftest.py", "sitecustomize.py", "usercustomize.py"}:
+    if path in right and path.rpartition("/")[2] not in _NEVER:
         return None
     if is_configuration(path):
         return "configuration of tests"
@@ -102,6 +103,4 @@ def _why_not(change: FileChange, tests: Collection[str], right: Collection[str],
         return "a test"
     if change.kind == "added" and shadows(path, ["", *roots]):
         return "in the place of a module that judges"
-    if change.binary and path.endswith((".py", ".pyi")):
-        return "a program that is no text"
-    return None
+    return "a program that is no text" if change.binary and path.endswith((".py", ".pyi")) else None

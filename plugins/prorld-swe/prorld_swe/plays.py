@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from prorld.handlers import Play, tool_call
-from prorld_swe.cheats import CHEATS
+from prorld_swe.cheats import CHEATS, commands_of
 from prorld_swe.config import Preset
 from prorld_swe.paths import changed_paths, is_test
 from prorld_swe.repository import ROOT
@@ -38,8 +38,8 @@ def swe_plays(task: SweTask, preset: Preset) -> list[Play]:
     if task.gold and len(task.gold) < PIECE_CHARS * PIECES_MAX // 2:
         plays.append(Play(name="gold", turns=_turns(_apply(task), preset), reward=1.0))
     plays.append(Play(name="wrong", turns=_turns([_harmless(target)], preset)))
-    for name, cheat in CHEATS.items():
-        commands = cheat(target, task.test_files)
+    for name in CHEATS:
+        commands = commands_of(name, target, task.test_files)
         plays.append(Play(name=f"cheat:{name}", turns=_turns(commands, preset)))
     return plays
 

@@ -29,8 +29,8 @@ _ENDINGS: Final[dict[Preset, str]] = {
     "openhands-sdk": "Use terminal for commands and file_editor for edits. When you are done, call finish.",
     "swe-agent": "Use bash for commands and str_replace_editor for edits. When you are done, call submit.",
     "mini": (
-        "You have one tool, bash; each command runs in a new shell that starts in the repository. When you are done, run "
-        "a command whose first line of output is COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT:\n"
+        "You have one tool, bash; each command runs in a new shell that starts in the repository. When you are done, "
+        "run a command whose first line of output is COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT:\n"
         "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
     ),
     "r2e": (

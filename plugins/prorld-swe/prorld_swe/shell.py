@@ -65,8 +65,8 @@ def quoted(word: str) -> str:
 
 def clean_script(script: str, **variables: str) -> str:
     """A command that runs a script in a shell of its own, with nothing of the session's environment."""
-    words = [f"{name}={value}" for name, value in (_ENVIRONMENT | variables).items()]
-    return f"\\command /usr/bin/env -i {shlex.join(words)} /bin/bash --norc --noprofile -c {shlex.quote(script)} </dev/null"
+    words = shlex.join(f"{name}={value}" for name, value in (_ENVIRONMENT | variables).items())
+    return f"\\command /usr/bin/env -i {words} /bin/bash --norc --noprofile -c {shlex.quote(script)} </dev/null"
 
 
 async def run_script(sandbox: Sandbox, script: str, *, limit_s: float, **variables: str) -> CommandResult:

@@ -6,7 +6,6 @@ Links are left out, and so is everything else that is neither a file nor a direc
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
 import tarfile
 import tempfile
@@ -60,7 +59,7 @@ def unpack(archive: Path, target: Path) -> None:
         tops = list(Path(place).iterdir())
         if len(tops) != 1 or not tops[0].is_dir():
             raise GraderError(f"{archive.name} holds not one directory but {len(tops)} entries", code="bad_package")
-        os.replace(tops[0], target)
+        tops[0].replace(target)
 
 
 def _unpack_tar(archive: Path, place: Path) -> None:

@@ -5,6 +5,7 @@ Importing that package pulls in much that has no place in a daemon, so only the 
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import msgspec
@@ -52,9 +53,8 @@ def parse(paper: LogPaper) -> Statuses:
 
 
 def _parser(paper: LogPaper) -> Any:
-    from swebench.harness import log_parsers  # noqa: PLC0415 - optional, and heavy
-
-    registry = log_parsers.PARSER_REGISTRY
+    # Optional and heavy, and untyped.
+    registry: dict[str, Any] = importlib.import_module("swebench.harness.log_parsers").PARSER_REGISTRY
     for name in (paper.parser, f"parse_log_{paper.parser}"):
         if name in registry:
             return registry[name]

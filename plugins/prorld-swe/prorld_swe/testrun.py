@@ -1,7 +1,7 @@
 """Tests run in a sandbox by a program of ours, and the report that the tested code can't have written.
 
-The program (``guest/runner.py``) and its request are written under names nobody knows, and are gone from the disk before
-tested code starts. The report is signed with a key that is in the runner's memory alone.
+The program (``guest/runner.py``) and its request are written under names nobody knows, and are gone from the disk
+before tested code starts. The report is signed with a key that is in the runner's memory alone.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ _TRACES: Final[tuple[tuple[str, re.Pattern[str]], ...]] = (
         "network",
         re.compile(r"\b(?:curl|wget)\s|\bpip3?\s+(?:install|download)\b|\bgit\s+clone\b|urlopen\(|requests\.get\("),
     ),
-    ("grader", re.compile(r"/tmp/\.prorld|prorld_swe|prorld-work")),
+    ("grader", re.compile(r"\.prorld\b|prorld_swe|prorld-work")),
 )
 ARGUMENT_CHARS: Final = 100_000
 

@@ -4,21 +4,31 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
+import re
 import shutil
 import tarfile
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import trio
 
+from prorld.domain.messages import ToolCall
+from prorld.handlers import Play, Turn
 from prorld.sandbox.bubblewrap import Bubblewrap
 from prorld.sandbox.host import needed_paths
 from prorld.sandbox.runtime import Runtime
 from prorld.sandbox.warden_client import Warden, run_warden
+from prorld.testing.jobs import HandlerRun, run_handler
+from prorld_swe.config import SweConfig
+from prorld_swe.handler import SweHandler
+from prorld_swe.instance import SweInstance
 
+LIMIT_S = 15.0
 CALC = '''"""Sums."""
 
 
@@ -32,10 +42,11 @@ def scale(value, factor):
     result = value * factor
     return result
 '''
-BUGGY = CALC.replace("return one + other", "return one - other")
 FILES = {
     "PKG-INFO": "Metadata-Version: 2.1\nName: tinycalc\nVersion: 1.0\n",
-    "pyproject.toml": '[project]\nname = "tinycalc"\nversion = "1.0"\n\n[tool.pytest.ini_options]\naddopts = "-x --nothing"\n',
+    "pyproject.toml": (
+        '[project]\nname = "tinycalc"\nversion = "1.0"\n\n[tool.pytest.ini_options]\naddopts = "-x --nothing"\n'
+    ),
     "src/tinycalc/__init__.py": "from tinycalc.calc import add, scale\n",
     "src/tinycalc/calc.py": CALC,
     "tests/test_add.py": (
@@ -49,19 +60,20 @@ FILES = {
         "        self.assertEqual(add(1, 0), 1)\n"
     ),
 }
-PATCH = """diff --git a/src/tinycalc/calc.py b/src/tinycalc/calc.py
---- a/src/tinycalc/calc.py
-+++ b/src/tinycalc/calc.py
-@@ -3,7 +3,7 @@
- 
- def add(one, other):
-     \"\"\"The sum.\"\"\"
--    return one {0} other
-+    return one {1} other
- 
- 
- def scale(value, factor):
-"""
+PATCH = (
+    "diff --git a/src/tinycalc/calc.py b/src/tinycalc/calc.py\n"
+    "--- a/src/tinycalc/calc.py\n"
+    "+++ b/src/tinycalc/calc.py\n"
+    "@@ -3,7 +3,7 @@\n"
+    " \n"
+    " def add(one, other):\n"
+    '     """The sum."""\n'
+    "-    return one {0} other\n"
+    "+    return one {1} other\n"
+    " \n"
+    " \n"
+    " def scale(value, factor):\n"
+)
 
 
 @pytest.fixture(scope="session")
@@ -131,3 +143,35 @@ async def runtime(runtime_dir: Path) -> AsyncIterator[Runtime]:
 
 async def _run_warden(*, task_status: trio.TaskStatus[Warden] = trio.TASK_STATUS_IGNORED) -> None:
     await run_warden(exposed=needed_paths(), task_status=task_status)
+
+
+_CALL = re.compile(r"<tool_call>\n(.*?)\n</tool_call>", re.DOTALL)
+
+
+def _spoken(text: str) -> Turn:
+    """A turn of a play, with the call that is written in it."""
+    match = _CALL.search(text)
+    try:
+        call = json.loads(match.group(1)) if match else None
+    except ValueError:
+        call = None
+    if call is None:
+        return Turn(content=text, sampled=len(text))
+    written = ToolCall(id="1", name=call["name"], arguments=call["arguments"])
+    return Turn(content="", tool_calls=(written,), sampled=len(text))
+
+
+@pytest.fixture
+def played(runtime: Runtime) -> Callable[..., Awaitable[HandlerRun]]:
+    """Runs a play, by its name or as it is given, and holds the grade to its reward."""
+
+    async def play_it(row: dict[str, Any], play: str | Play, config: SweConfig | None = None) -> HandlerRun:
+        handler = SweHandler(config or SweConfig(test_least_s=LIMIT_S, test_limit_s=LIMIT_S))
+        if isinstance(play, str):
+            play = {each.name: each for each in handler.plays(msgspec.convert(row, SweInstance))}[play]
+        async with handler.open():
+            run = await run_handler(handler, row, turns=[_spoken(turn) for turn in play.turns], runtime=runtime)
+        assert run.grade.reward == play.reward, (play.name, run.grade, run.metrics, run.events)
+        return run
+
+    return play_it

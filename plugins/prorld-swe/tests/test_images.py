@@ -36,7 +36,8 @@ git rev-parse HEAD >/tmp/base
 printf 'def add(a, b):\n    return a + b\n' >pkg/calc.py; git add -A; git commit -qm 'fix secret-word'; git tag v2
 git branch later; git checkout -q -B main "$(cat /tmp/base)"
 git notes add -m 'note secret-word' HEAD; echo stashed >NOTES; git stash -q
-git remote add origin https://example.org/x; git update-ref refs/remotes/origin/main v2; git update-ref refs/pull/1/head v2
+git remote add origin https://example.org/x
+git update-ref refs/remotes/origin/main v2; git update-ref refs/pull/1/head v2
 mkdir -p .git/hooks; echo 'touch /tmp/hooked' >.git/hooks/post-checkout; chmod +x .git/hooks/post-checkout
 cat /tmp/base
 """
@@ -51,9 +52,7 @@ FIX = """diff --git a/pkg/calc.py b/pkg/calc.py
 TEST_PATCH = """diff --git a/tests/test_calc.py b/tests/test_calc.py
 --- a/tests/test_calc.py
 +++ b/tests/test_calc.py
-@@ -2,3 +2,6 @@
- 
- def test_zero():
+@@ -4,1 +4,4 @@
      assert add(1, 0) == 1
 +
 +def test_sum():
@@ -122,9 +121,11 @@ async def test_the_agents_own_git_has_no_say_in_its_diff(sandbox: Sandbox) -> No
     await sandbox.bash(
         "git config core.fsmonitor 'touch /tmp/ran;'; git config diff.external 'touch /tmp/ran;';"
         "git config filter.x.clean 'touch /tmp/ran; echo nothing'; git config core.worktree /tmp;"
-        "git update-index --assume-unchanged pkg/calc.py; echo '* filter=x -diff' >.gitattributes; echo '*' >.git/info/exclude;"
-        "git() { touch /tmp/ran; }; mkdir -p /tmp/bin; printf '#!/bin/sh\\ntouch /tmp/ran' >/tmp/bin/git; chmod +x /tmp/bin/git;"
-        "export PATH=/tmp/bin:$PATH GIT_DIR=/tmp/none; sed -i 's/a - b/a + b/' pkg/calc.py; echo new >pkg/more.py; rm -f /tmp/ran"
+        "git update-index --assume-unchanged pkg/calc.py; echo '* filter=x -diff' >.gitattributes;"
+        "echo '*' >.git/info/exclude; git() { touch /tmp/ran; }; mkdir -p /tmp/bin;"
+        "printf '#!/bin/sh\\ntouch /tmp/ran' >/tmp/bin/git; chmod +x /tmp/bin/git;"
+        "export PATH=/tmp/bin:$PATH GIT_DIR=/tmp/none; sed -i 's/a - b/a + b/' pkg/calc.py; echo new >pkg/more.py;"
+        "rm -f /tmp/ran"
     )
     diff = parse_diff(await take_diff(sandbox, base, max_bytes=1 << 20))
     assert {change.path for change in diff.changes} == {"pkg/calc.py", "pkg/more.py"}

@@ -230,10 +230,12 @@ def test_logs_are_read() -> None:
     """Colours, reasons, skips, both orders, and a test with two statuses, which has failed."""
     log = (
         "\x1b[32mPASSED\x1b[0m a.py::b\nFAILED a.py::c - assert 1 == 2\nERROR a.py::d\nSKIPPED [1] a.py:3: why\n"
-        "a.py::e PASSED [ 50%]\nXFAIL a.py::f\nPASSED a.py::c\n"
+        "a.py::e PASSED [ 50%]\nXFAIL a.py::f\nPASSED a.py::c\nPASSED [100%]\n"
     )
     wanted = {"b": "passed", "c": "failed", "d": "error", "e": "passed", "f": "xfail"}
-    assert parse_log("pytest", log) == {f"a.py::{name}": status for name, status in wanted.items()}
+    assert parse_log("pytest", log) == {f"a.py::{name}": status for name, status in wanted.items()} | {
+        "[100%]": "passed"
+    }
     assert parse_log("parse_log_pytest_options", "PASSED a.py::b[/x/y/z.txt]") == {"a.py::b[/z.txt]": "passed"}
     django = "test_a (x.T) ... ok\ntest_b (x.T) ... FAIL\ntest_c (x.T) ... skipped 'no'\ntest_d (x.T) ... noise\nok\n"
     assert parse_log("django", django) == {

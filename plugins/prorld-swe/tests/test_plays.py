@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import re
+from collections.abc import Awaitable, Callable
 from typing import Any
 
-import msgspec
 import pytest
 
-from prorld.domain.messages import ToolCall
-from prorld.handlers import Play, Turn
-from prorld.sandbox.runtime import Runtime
-from prorld.testing.jobs import HandlerRun, run_handler
+from prorld.testing.jobs import HandlerRun
 from prorld_swe.cheats import CHEATS
 from prorld_swe.config import SweConfig
-from prorld_swe.handler import SweHandler
-from prorld_swe.instance import SweInstance
 
 pytestmark = pytest.mark.slow
 
+Played = Callable[..., Awaitable[HandlerRun]]
 NAMES = ["empty", "malformed", "gold", "wrong", *(f"cheat:{name}" for name in CHEATS)]
+<<<<<<< HEAD
 _CALL = re.compile(r"<tool_call>\n(.*?)\n</tool_call>", re.DOTALL)
 
 
@@ -49,12 +44,14 @@ async def played(
         run = await run_handler(handler, row, turns=[spoken(turn) for turn in play.turns], runtime=runtime)
     assert run.grade.reward == play.reward, (play.name, run.grade, run.metrics, run.events)
     return run
+=======
+>>>>>>> swe
 
 
 @pytest.mark.parametrize("name", NAMES)
-async def test_each_play_gets_its_reward(row: dict[str, Any], runtime: Runtime, name: str) -> None:
+async def test_each_play_gets_its_reward(row: dict[str, Any], played: Played, name: str) -> None:
     """As it is told before any engine is paid for."""
-    await played(row, runtime, name)
+    await played(row, name)
 
 
 UNSEEN = {
@@ -70,8 +67,8 @@ UNSEEN = {
 
 @pytest.mark.parametrize(("name", "what"), UNSEEN.items(), ids=list(UNSEEN))
 async def test_the_run_itself_withstands_what_the_look_at_the_code_does_not_see(
-    row: dict[str, Any], runtime: Runtime, name: str, what: str
+    row: dict[str, Any], played: Played, name: str, what: str
 ) -> None:
     """As if the code of the cheat were written so that nobody understands it."""
-    run = await played(row, runtime, f"cheat:{name}", SweConfig(forbidden=(), test_least_s=4.0, test_limit_s=4.0))
+    run = await played(row, f"cheat:{name}", SweConfig(forbidden=(), test_least_s=15.0, test_limit_s=15.0))
     assert f"suspicious.{what}" in run.metrics or not what

@@ -1,3 +1,5 @@
+# mypy: ignore-errors
+# pyright: basic, reportUndefinedVariable=false, reportOptionalMemberAccess=false, reportAttributeAccessIssue=false, reportCallIssue=false
 """The process that the tests run in: pytest with a witness, started before any tested code is there.
 
 Given ``channel`` and ``options`` by what starts it; never on disk. Any Python from 3.6 with pytest.
@@ -38,7 +40,7 @@ def run(channel, options):
         while line:
             line = line[write(channel, line) :]
 
-    import pluggy  # noqa: F401
+    import pluggy
     import pytest
     import unittest.mock
 
@@ -127,6 +129,7 @@ def run(channel, options):
         def __init__(self):
             self.phases = []
             self.failed = False
+            self.expected = False
             self.looked = 0.0
 
         @pytest.hookimpl(trylast=True)
@@ -164,18 +167,19 @@ def run(channel, options):
 
         def words(self):
             """What became of a test that did not simply pass."""
-            if any(not well for _, well in self.phases) and not self.failed:
-                return "skipped"
-            return "failed"
+            if self.failed or all(well for _, well in self.phases):
+                return "failed"
+            return "xfail" if self.expected else "skipped"
 
         @pytest.hookimpl(hookwrapper=True, tryfirst=True)
         def pytest_runtest_makereport(self, item, call):
             outcome = yield
             report = outcome.get_result()
             if call.when == "setup":
-                self.phases, self.failed = [], False
+                self.phases, self.failed, self.expected = [], False, False
             well = call.excinfo is None and report.outcome == "passed" and not hasattr(report, "wasxfail")
             self.phases.append((call.when, well))
+            self.expected = self.expected or (hasattr(report, "wasxfail") and report.outcome == "skipped")
             self.failed = self.failed or report.outcome == "failed"
 
         @pytest.hookimpl(tryfirst=True)
@@ -202,4 +206,5 @@ def run(channel, options):
     os._exit(0)
 
 
-run(channel, json.loads(options))  # type: ignore[name-defined]  # noqa: F821
+# Nothing of what was given stays where the globals of any function lead to.
+run(globals().pop("channel"), json.loads(globals().pop("options")))

@@ -1,3 +1,5 @@
+# mypy: ignore-errors
+# pyright: basic, reportUndefinedVariable=false, reportOptionalMemberAccess=false, reportAttributeAccessIssue=false
 """Runs tests in a child, believes nothing that the child prints, and writes a report that only it can sign.
 
 Stands alone: any Python from 3.6, the standard library and nothing else. It is told what to do by one file, which it
