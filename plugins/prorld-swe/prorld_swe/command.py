@@ -18,11 +18,13 @@ if TYPE_CHECKING:
 
 __all__ = ["SUMMARY", "add_arguments", "run"]
 
+# A requirement can look like a name of a file; these are files.
+_FILES: Final = (".jsonl", ".json")
 SUMMARY: Final = "make software tasks from packages"
 
 _EPILOG = """\
 make     tasks from source packages: NAME, NAME==VERSION or a .tar.gz; goes on where it was ended
-fetch    bring the source packages that a file of tasks needs, by hash
+fetch    bring the source packages that a file of tasks needs, by hash; or NAME==VERSION
 stats    how hard the tasks of a file look
 
 The tests of packages run in sandboxes without a network, never on this host.
@@ -155,14 +157,18 @@ def _settings(args: argparse.Namespace) -> Settings:
 
 async def _fetch(args: argparse.Namespace, workshop: Workshop) -> int:
     from prorld.errors import ProrldError
+    from prorld_swe.factory.settings import is_requirement
 
-    wanted: dict[str, str] = {}
+    named = [what for what in args.what if is_requirement(what) and not what.endswith(_FILES)]
+    args.what = [what for what in args.what if what not in named]
+    # By requirement and hash; a requirement alone trusts the index's own.
+    wanted: set[tuple[str, str | None]] = {(what, None) for what in named}
     for row in await _rows(args):
         sdist = row.get("sdist")
         if isinstance(sdist, dict):
-            wanted[str(sdist.get("sha256"))] = f"{sdist.get('package')}=={sdist.get('version')}"
+            wanted.add((f"{sdist.get('package')}=={sdist.get('version')}", str(sdist.get("sha256"))))
     failed: dict[str, str] = {}
-    for sha256, requirement in sorted(wanted.items(), key=lambda each: each[1]):
+    for requirement, sha256 in sorted(wanted, key=str):
         workshop.progress(requirement)
         try:
             await workshop.package(requirement, kind="sdist", sha256=sha256)

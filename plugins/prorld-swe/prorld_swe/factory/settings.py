@@ -16,11 +16,16 @@ from prorld.errors import BadRequest
 from prorld_swe.factory.candidates import OPERATORS
 from prorld_swe.factory.layout import Wishes
 
-__all__ = ["Order", "Settings", "add_wishes", "read_list", "wishes_of"]
+__all__ = ["Order", "Settings", "add_wishes", "is_requirement", "read_list", "wishes_of"]
 
 LIST_BYTES_MAX = 1 << 20
 LINES_MAX = 5_000
 _REQUIREMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(==[A-Za-z0-9.!+_-]+)?")
+
+
+def is_requirement(text: str) -> bool:
+    """Whether this is ``NAME`` or ``NAME==VERSION``."""
+    return _REQUIREMENT.fullmatch(text) is not None
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,7 +66,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
 
     def must_be_sound(self) -> None:
         """``BadRequest`` for what is neither a file of a source distribution nor a requirement."""
-        if self.file is None and _REQUIREMENT.fullmatch(self.what) is None:
+        if self.file is None and not is_requirement(self.what):
             raise BadRequest(f"{self.what[:100]!r} is neither NAME, NAME==VERSION nor a .tar.gz")
 
 

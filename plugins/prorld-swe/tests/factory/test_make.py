@@ -261,6 +261,8 @@ async def test_fetch_asks_for_each_package_by_hash_and_stats_count(kit, tmp_path
     assert shop.asked == [("a==1", "a" * 64), ("b==1", "b" * 64)]
     assert shop.said == ["1 of 2 packages are there"]
     assert "b==1" in shop.warned[0]
+    assert await command.run(_args("fetch", "a==1"), shop) == 0
+    assert shop.asked[-1] == ("a==1", None)
     assert await command.run(_args("stats", str(path), "--json"), shop) == 0
     stats = json.loads(shop.said[-1])
     assert (stats["tasks"], stats["operators"], stats["f2p"]["most"]) == (3, {"flag": 3}, 3.0)
