@@ -12,7 +12,7 @@ from prorld_swe.config import SweConfig
 from prorld_swe.environment import ARGUMENTS, environment, find_python, roots
 from prorld_swe.findings import Finding, find, find_in_patch
 from prorld_swe.judging import Verdict, judge_report
-from prorld_swe.logs import run_logged
+from prorld_swe.logs import check_logged, run_logged
 from prorld_swe.paths import Sifted, changed_paths
 from prorld_swe.repository import ROOT, make_repository, prepare_image
 from prorld_swe.shell import GIT, run_script
@@ -96,7 +96,10 @@ class Examiner:
         except OSError as exc:
             raise GraderError(f"the grading sandbox can't be prepared: {exc}", code="environment") from exc
         self._python = "" if await self._by_log() else await find_python(self._sandbox, image=self._tree is None)
-        if not config.check_environment or not self._python:
+        if not config.check_environment:
+            return None
+        if not self._python:
+            await check_logged(self._sandbox, task, parser=config.parser, limit_s=self._limit_s)
             return None
         report = await self._tests("--collect-only", limit_s=min(self._limit_s, config.prepare_s))
         self._check(report)

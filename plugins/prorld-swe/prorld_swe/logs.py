@@ -12,7 +12,9 @@ from prorld_swe.parsers import parse_log
 from prorld_swe.repository import ROOT
 from prorld_swe.task import SweTask
 
-__all__ = ["environment_failure", "run_logged"]
+__all__ = ["check_logged", "environment_failure", "run_logged"]
+
+Parser = Literal["own", "swebench"]
 
 LOG_BYTES: Final = 64 << 20
 SPARE_S: Final = 30.0
@@ -41,26 +43,46 @@ def environment_failure(log: str) -> str | None:
     return found.group() if found else None
 
 
-async def run_logged(sandbox: Sandbox, task: SweTask, *, parser: Literal["own", "swebench"], limit_s: float) -> Verdict:
+async def run_logged(sandbox: Sandbox, task: SweTask, *, parser: Parser, limit_s: float) -> Verdict:
     """Run the script of the set, or pytest on its files, and judge the log."""
+    text = await _log(sandbox, task, limit_s=limit_s)
+    if text is None:
+        return Verdict(timed_out=True, why="the tests did not end in time")
+    if broken := environment_failure(text):
+        raise GraderError(f"the environment of the tests is broken: {broken}", code="environment")
+    return judge_log(task, await _statuses(task, parser, text))
+
+
+async def check_logged(sandbox: Sandbox, task: SweTask, *, parser: Parser, limit_s: float) -> None:
+    """Run it before the patch is there: a script that tells of no test then says nothing about any patch."""
+    text = await _log(sandbox, task, limit_s=limit_s)
+    if text is None:
+        raise GraderError("the tests do not end in time without the patch", code="environment")
+    broken = environment_failure(text)
+    if broken or not await _statuses(task, parser, text):
+        raise GraderError(f"the tests can't be run: {broken or text[-300:].strip()}", code="environment")
+
+
+async def _log(sandbox: Sandbox, task: SweTask, *, limit_s: float) -> str | None:
+    """What the script printed; ``None`` where it did not end. Nothing at all where there is no log that can be read."""
     script, log = f"/tmp/{secrets.token_hex(16)}", f"/tmp/{secrets.token_hex(16)}"  # noqa: S108 - of the sandbox
     await sandbox.write_file(script, _script(task).encode())
     command = f"cd {ROOT} && timeout -k 1 {limit_s:g} /bin/bash {script} >{log} 2>&1 </dev/null"
     done = await sandbox.bash(command, limit_s=limit_s + SPARE_S)
-    try:
-        text = (await sandbox.read_file(log, max_bytes=LOG_BYTES)).decode("utf-8", "replace")
-    except (OSError, ValueError):
-        return Verdict(why="the tests left no log that can be read", suspicious={"run_ended": 1.0})
     if done.timed_out or done.exit_code in {124, 137}:
-        return Verdict(timed_out=True, why="the tests did not end in time")
-    broken = environment_failure(text)
-    if broken is not None:
-        raise GraderError(f"the environment of the tests is broken: {broken}", code="environment")
+        return None
+    try:
+        return (await sandbox.read_file(log, max_bytes=LOG_BYTES)).decode("utf-8", "replace")
+    except (OSError, ValueError):
+        return ""
+
+
+async def _statuses(task: SweTask, parser: Parser, text: str) -> dict[str, str]:
     if parser == "swebench" and task.shape != "r2e":
         from prorld_swe.swebench_parsers import ask_swebench  # noqa: PLC0415 - an optional extra
 
-        return judge_log(task, await ask_swebench(task.repo, task.log_parser, text))
-    return judge_log(task, parse_log(task.log_parser, text))
+        return await ask_swebench(task.repo, task.log_parser, text)
+    return parse_log(task.log_parser, text)
 
 
 def _script(task: SweTask) -> str:

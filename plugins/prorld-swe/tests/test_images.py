@@ -174,12 +174,14 @@ async def test_a_broken_environment_is_no_verdict(sandbox: Sandbox) -> None:
     task = await task_of(sandbox, eval_script="echo 'python3: command not found'; exit 127")
     with pytest.raises(GraderError, match="not found"):
         await graded(sandbox, task, FIX, grader="log")
+    with pytest.raises(GraderError, match="can't be run: nothing"):
+        await graded(sandbox, msgspec.structs.replace(task, eval_script="echo nothing"), FIX, grader="log")
 
 
 async def test_tests_of_a_script_that_do_not_end_are_timed_out(sandbox: Sandbox) -> None:
     """Its processes are gone, and the log counts for nothing."""
     task = await task_of(sandbox, eval_script="echo PASSED tests/test_calc.py::test_sum; trap '' TERM; sleep 100")
-    marks = await graded(sandbox, task, FIX, grader="log", test_limit_s=1.0, test_least_s=1.0)
+    marks = await graded(sandbox, task, FIX, grader="log", check_environment=False, test_limit_s=1.0, test_least_s=1.0)
     assert marks.verdict.timed_out
 
 
