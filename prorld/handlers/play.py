@@ -37,7 +37,10 @@ class Play(msgspec.Struct, frozen=True, kw_only=True):
 
 def tool_call(name: str, **arguments: Any) -> str:
     """A call as the scripted policies write it, and chat templates of the Hermes kind."""
-    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments}, ensure_ascii=False)}\n</tool_call>"
+    call = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
+    # Text that looks like a control token, or like the end of the call, stays text.
+    escaped = call.replace("<", "\\u003c")
+    return f"<tool_call>\n{escaped}\n</tool_call>"
 
 
 def common_plays() -> tuple[Play, ...]:

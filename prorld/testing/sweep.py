@@ -38,6 +38,7 @@ class CancelAtStep(trio.abc.Instrument):
     def __init__(self, scope: trio.CancelScope, step: int) -> None:
         self.step = step
         self.steps_seen = 0
+        self.cancelled_at: float | None = None
         self._scope: trio.CancelScope | None = scope
 
     @property
@@ -51,6 +52,7 @@ class CancelAtStep(trio.abc.Instrument):
             return
         self.steps_seen += 1
         if self.steps_seen == self.step:
+            self.cancelled_at = trio.current_time()
             self._scope.cancel(f"sweep, step {self.step}")
 
     def stop(self) -> None:
