@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--all", action="store_true", help="every generator that needs no configuration")
     parser.add_argument("--n", type=int, default=10, help="tasks of each generator (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--config", default="{}", metavar="JSON", help="keywords of the generators")
+    parser.add_argument("--keywords", default="{}", metavar="JSON", help="keywords of the generators")
     parser.add_argument("--limit", type=float, default=20.0, metavar="SECONDS", help="of one call of a generator")
     parser.add_argument("--python", metavar="FILE", help="the interpreter that has reasoning-gym")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="where rows go, as JSON lines")
@@ -40,11 +40,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 async def run(args: argparse.Namespace, workshop: Workshop) -> int:
     """Generator by generator; what one can't do is told, and takes nothing from the others."""
     try:
-        config = json.loads(args.config)
+        config = json.loads(args.keywords)
     except ValueError:
         config = None
     if not isinstance(config, dict) or not 0 < args.n <= ROWS_MAX or (args.action == "make" and args.output is None):
-        workshop.warn("needed are: a JSON object for --config, --n from 1 on, and for make a file for --output")
+        workshop.warn("needed are: a JSON object for --keywords, --n from 1 on, and for make a file for --output")
         return 64
     async with open_grader("prorld_gym.bridge:call", dict[str, Any], children=1, limit_s=args.limit) as grader:
         asked = {"kind": "reasoning_gym", "seed": args.seed, "config": config, "python": args.python}

@@ -64,5 +64,5 @@ async def test_rows_are_made_and_checked(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("words", [("make", "--env", "gcd"), ("check",), ("check", "--all", "--n", "0")])
 async def test_what_is_missing_is_told(words: tuple[str, ...]) -> None:
-    code, shop = await called(*words, "--config", "[]")
+    code, shop = await called(*words, "--keywords", "[]")
     assert (code, len(shop.warned)) == (64, 1)
