@@ -16,7 +16,7 @@ _INJECTIONS = {
     "bomb": "9**9**9**9",
     "nested": "(" * 2000 + ")" * 2000,
 }
-LONG = 1_000_000
+LONG = 900_000
 
 
 def plays_of(instance: GymInstance) -> list[Play]:
@@ -25,7 +25,7 @@ def plays_of(instance: GymInstance) -> list[Play]:
         return [
             Play(name="wrong", turns=(WRONG,) * 50),
             Play(name="cheat:code", turns=(_INJECTIONS["code"],) * 50),
-            Play(name="cheat:long", turns=("9" * LONG,) * 50),
+            Play(name="cheat:long", turns=("9" * LONG, *(WRONG,) * 49)),
         ]
     plays = []
     if isinstance(instance.answer, str) and instance.question is not None:
