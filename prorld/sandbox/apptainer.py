@@ -74,7 +74,12 @@ class Apptainer:
             env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": str(home), "TMPDIR": str(home)},
             helpers=True,
             bare=True,  # a filter from outside would keep Apptainer from its own work
-            furnish={"tmpfs": tmpfs, "directories": [HOME, spec.workdir], "read_only": ["/dev"], "seal": True},
+            furnish={
+                "tmpfs": tmpfs,
+                "directories": [HOME, spec.workdir, *spec.writable],
+                "read_only": ["/dev"],
+                "seal": True,
+            },
             session_env={**image_environment(image), **self._network.environment(spec.network), **spec.env},
             workdir=spec.workdir,
             # What Apptainer writes into /etc lies in the same memory as its /dev.

@@ -78,11 +78,13 @@ def bubblewrap_argv(
     argv += ["--remount-ro", "/dev", "--perms", "1777", "--size", scratch, "--tmpfs", "/tmp", "--dir", HOME]  # noqa: S108
     argv += ["--ro-bind", socket_dir, SOCKET_DIR] if socket_dir else []
     if isinstance(root, Overlay):
-        argv += ["--dir", spec.workdir]
+        for path in (spec.workdir, *spec.writable):
+            argv += ["--dir", path]
         if spec.network == "host":
             argv += ["--ro-bind-try", "/etc/resolv.conf", "/etc/resolv.conf"]
     else:
-        argv += ["--size", scratch, "--tmpfs", spec.workdir]
+        for path in (spec.workdir, *spec.writable):
+            argv += ["--size", scratch, "--tmpfs", path]
         argv += _interpreter(root)
         argv += ["--remount-ro", "/"]
     return [*argv, "--chdir", "/", "--", *HOLDER]
@@ -149,7 +151,7 @@ class Bubblewrap:
             data=[*([self._filter] if self._filter else []), *(content for _, content in etc)],
             session_env={**environment, **self._network.environment(spec.network), **spec.env},
             workdir=spec.workdir,
-            scratch=("/tmp", "/dev/shm", *([] if image else [spec.workdir])),  # noqa: S108
+            scratch=("/tmp", "/dev/shm", *(() if image else (spec.workdir, *spec.writable))),  # noqa: S108
             on_disk=() if isinstance(root, HostView) else (root.upper,),
         )
 

@@ -64,12 +64,15 @@ class SandboxSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     the daemon and nothing else (``daemon``), or the host's own where the operator allows it. ``kernel`` is what runs
     Python cells: IPython where the sandbox has it (``auto``), one of the two by name, or the Jupyter kernel that
     ``jupyter_kernel`` names.
+    ``writable`` are further directories that are made where they are missing and can be written to, beside ``workdir``
+    and ``/tmp``; without an image they lie in memory, each of ``limits.scratch_bytes`` at most.
     ``trusted`` says that what will run in there is the task's own and not a policy's: a runtime without walls takes
     nothing else.
     """
 
     image: str | None = None
     workdir: str = "/work"
+    writable: Annotated[tuple[str, ...], Meta(max_length=16)] = ()
     env: dict[str, str] = {}
     network: Network = "none"
     kernel: Kernel = "auto"

@@ -175,6 +175,7 @@ class Docker:
     ) -> None:
         """Keep the container of a sandbox until cancelled, then leave nothing of it."""
         assert request.image is not None
+        spec = request.spec
         boot = request.place.parent
         base = boot.parent.parent
         kit = await self._kit(base / "docker-kit")
@@ -186,7 +187,7 @@ class Docker:
             kit=kit,
             link_dir=str(request.place / "link"),
             labels={_LABEL: str(base), _LABEL_BOOT: boot.name},
-            command=kit_command(kit, [str(request.uid), str(request.gid), HOME, request.spec.workdir]),
+            command=kit_command(kit, [str(request.uid), str(request.gid), HOME, spec.workdir, *spec.writable]),
             socket_dir=self._network.directory(request.spec.network),
         )
         await keep_container(self._cli, request, argv, name=name, task_status=task_status)

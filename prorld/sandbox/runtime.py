@@ -87,7 +87,8 @@ class Runtime:
     ) -> None:
         """Make a sandbox, hand it out, keep it until cancelled, then leave nothing behind. Raises ``SandboxError``."""
         spec = _checked(msgspec.structs.replace(spec, image=spec.image or self._default_image))
-        _check_workdir(spec.workdir)
+        for path in (spec.workdir, *spec.writable):
+            _check_directory(path)
         _check_environment(spec.env)
         self._wall.check(spec)
         if sandbox_id in self._boxes:
@@ -200,10 +201,12 @@ def _checked(spec: SandboxSpec) -> SandboxSpec:
         raise SandboxError(f"the spec of the sandbox: {exc}", retryable=False) from None
 
 
-def _check_workdir(path: str) -> None:
+def _check_directory(path: str) -> None:
     reserved = any(path == name or path.startswith(f"{name}/") for name in _RESERVED)
     if reserved or path == "/" or not path.startswith("/") or posixpath.normpath(path) != path or "\0" in path:
-        raise SandboxError(f"{path!r} can't be a sandbox's working directory", retryable=False)
+        raise SandboxError(
+            f"{path!r} can't be a sandbox's working directory, or another that it writes to", retryable=False
+        )
 
 
 def _check_environment(env: Mapping[str, str]) -> None:

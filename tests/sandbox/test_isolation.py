@@ -188,3 +188,23 @@ async def test_bad_workdir(runtime: Runtime, workdir: str) -> None:
     """A working directory that would cover what a sandbox needs is refused before anything starts."""
     with pytest.raises(SandboxError, match="working directory"):
         await runtime.run(SandboxSpec(workdir=workdir), sandbox_id="x", job_id="j")
+
+
+async def test_further_directories_to_write_to(runtime: Runtime) -> None:
+    """They are there and empty, with a bound of their own; everything beside them stays closed."""
+    spec = SandboxSpec(writable=("/logs/verifier", "/tests"), limits=SandboxLimits(scratch_bytes=1 << 20))
+    async with open_sandbox(runtime, spec) as sandbox:
+        result = await sandbox.bash(
+            "ls -A /logs/verifier /tests && echo 1 >/logs/verifier/reward.txt && touch /tests/a"
+        )
+        assert result.exit_code == 0, result
+        assert await sandbox.read_file("/logs/verifier/reward.txt") == b"1\n"
+        assert (await sandbox.bash("head -c 2000000 /dev/zero >/tests/full")).exit_code != 0
+        assert (await sandbox.bash("touch /logs/other || touch /other")).exit_code != 0
+
+
+@pytest.mark.parametrize("path", ["/", "/etc", "/usr/share", "tests", "/a/../etc", "/proc/1"])
+async def test_what_is_no_directory_to_write_to(path: str, runtime: Runtime) -> None:
+    """Refused before anything is begun."""
+    with pytest.raises(SandboxError, match="working directory"):
+        await runtime.run(SandboxSpec(writable=(path,)), sandbox_id="x", job_id="j")
