@@ -169,10 +169,14 @@ async def test_a_patch_that_does_not_apply_is_worth_nothing(sandbox: Sandbox) ->
     assert marks.verdict.why == "the patch does not apply"
 
 
-async def test_a_broken_environment_is_no_verdict(sandbox: Sandbox) -> None:
-    """Before a test has begun."""
-    task = await task_of(sandbox, eval_script="echo 'python3: command not found'; exit 127")
-    with pytest.raises(GraderError, match="not found"):
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [("echo 'python3: command not found'; exit 127", "not found"), ("echo nothing", "can't be run: nothing")],
+)
+async def test_a_broken_environment_is_no_verdict(sandbox: Sandbox, script: str, words: str) -> None:
+    """A script that fails, or tells of no test, before the patch is there."""
+    task = await task_of(sandbox, eval_script=script)
+    with pytest.raises(GraderError, match=words):
         await graded(sandbox, task, FIX, grader="log")
     with pytest.raises(GraderError, match="can't be run: nothing"):
         await graded(sandbox, msgspec.structs.replace(task, eval_script="echo nothing"), FIX, grader="log")
