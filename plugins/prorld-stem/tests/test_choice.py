@@ -9,14 +9,17 @@ from typing import Any
 import pytest
 
 from prorld.domain.job import AgentLimits
-from prorld.handlers import BadRequest, Impossible, Play, Turn
+from prorld.handlers import BadRequest, CommandResult, Impossible, Play, Turn, tool_call
 from prorld.handlers.registry import decode_instance
 from prorld.sandbox.runtime import Runtime
+from prorld.testing.fake_sandbox import FakeRuntime
 from prorld.testing.handlers import check_handler
 from prorld.testing.jobs import run_handler
+from prorld.testing.plays import turns_of as calls_read
 from prorld_stem import ChoiceInstance
 from prorld_stem.choice import ChoiceConfig, ChoiceHandler
 from prorld_stem.choice_instance import make_sheet
+from prorld_stem.stem import StemHandler
 
 INSTANCE: dict[str, Any] = {
     "question": "Which metal is liquid at room temperature?",
@@ -168,3 +171,23 @@ async def test_the_right_option_is_nowhere_in_the_sandbox(
     observed = [message.content.strip() for message in run.transcript if message.role == "tool"]
     assert observed == ["nothing found"]
     assert run.grade.reward == 0.0
+
+
+def said_nothing(_session: str, _text: str) -> CommandResult:
+    """What its Python answers."""
+    return CommandResult(exit_code=0, output=b"")
+
+
+@pytest.mark.parametrize(
+    ("handler", "instance"),
+    [(ChoiceHandler(), INSTANCE), (StemHandler(), {"question": "How fast is light?", "answer": "299792458 m/s"})],
+    ids=["choice", "stem"],
+)
+async def test_a_policy_that_tries_the_network_is_told(handler: ChoiceHandler | StemHandler, instance: dict[str, Any]):
+    """As with every handler."""
+    call = tool_call("python", code="import urllib.request\nurllib.request.urlopen('https://answers.example')")
+    turns = calls_read([call, r"\boxed{299792458 m/s}"], handler.allowed_tools)
+    async with handler.open():
+        limits = AgentLimits(tools=["python"])
+        run = await run_handler(handler, instance, turns=turns, limits=limits, runtime=FakeRuntime(said_nothing))
+    assert run.metrics["suspicious.network"] == 1

@@ -63,7 +63,7 @@ class SweHandler(AgentHandler[SweInstance]):
         *("swe-smith*", "SWE-smith*", "SWE-bench/SWE-smith*", "swesmith*", "mutation", "mutation*"),
     )
     preset: ClassVar[str] = "openhands"
-    tool_limit_s: ClassVar[float] = 120.0
+    tool_limit_s = 120.0
 
     def __init__(self, config: msgspec.Struct | None = None) -> None:
         super().__init__(config)
