@@ -14,12 +14,15 @@ T = TypeVar("T")
 
 
 def run_trio(main: Callable[[], Awaitable[T]]) -> T:
-    """Run to the end. Errors that are all ours are raised as the first of them; a bug keeps its whole group."""
+    """Run to the end. Errors that are all ours are raised as the first of them; a bug keeps its whole group.
+
+    A reader that has gone, as ``head`` does, is no bug, and neither is Ctrl-C.
+    """
     try:
         return trio.run(main)
     except BaseExceptionGroup as group:
         found = [*leaves(group)]
-        if not all(isinstance(leaf, ProrldError | KeyboardInterrupt) for leaf in found):
+        if not all(isinstance(leaf, ProrldError | KeyboardInterrupt | BrokenPipeError) for leaf in found):
             raise
         raise next((leaf for leaf in found if isinstance(leaf, KeyboardInterrupt)), found[0]) from group
 

@@ -86,12 +86,12 @@ def _without_none_words(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _format(name: str, title: str, **more: Any) -> Dataset:
-    return Dataset(name=name, title=title, handler="code", convert=f"{_HERE}:{name.partition('-')[2]}", **more)
+    return Dataset(name=name, title=title, handler="code", convert=f"{_HERE}:{name.partition('-')[0]}", **more)
 
 
 DATASETS: Final = (
     Dataset(
-        name="code-humaneval",
+        name="humaneval",
         title="HumanEval: 164 functions to complete, with tests and solutions",
         handler="code",
         convert=f"{_HERE}:humaneval",
@@ -105,7 +105,7 @@ DATASETS: Final = (
         count=164,
     ),
     Dataset(
-        name="code-nemo-gym",
+        name="taco-examples",
         title="TACO examples of NeMo Gym, with their tests",
         handler="code",
         convert=f"{_HERE}:nemo_gym",
@@ -118,10 +118,10 @@ DATASETS: Final = (
         licence="Apache-2.0",
         count=5,
     ),
-    _format("code-apps", "APPS, as JSON lines of its own"),
-    _format("code-taco", "TACO, as Parquet or JSON lines", rows="parquet", licence="Apache-2.0"),
-    _format("code-codecontests", "CodeContests, as Parquet", rows="parquet", licence="CC-BY-4.0"),
-    _format("code-livecodebench", "LiveCodeBench, its JSON lines with packed private tests"),
-    _format("code-eurus", "Eurus-2-RL-Data, the code rows in verl's form", rows="parquet", licence="MIT"),
-    _format("code-deepcoder", "DeepCoder's training rows, as Parquet", rows="parquet", licence="MIT"),
+    _format("apps", "APPS, as JSON lines of its own"),
+    _format("taco", "TACO, as Parquet or JSON lines", rows="parquet", licence="Apache-2.0"),
+    _format("codecontests", "CodeContests, as Parquet", rows="parquet", licence="CC-BY-4.0"),
+    _format("livecodebench", "LiveCodeBench, its JSON lines with packed private tests"),
+    _format("eurus-code", "Eurus-2-RL-Data, the code rows in verl's form", rows="parquet", licence="MIT"),
+    _format("deepcoder", "DeepCoder's training rows, as Parquet", rows="parquet", licence="MIT"),
 )

@@ -99,6 +99,7 @@ def test_what_is_no_archive_is_refused(kit, tmp_path, data):
         read_sdist(tmp_path / "a.zip")
 
 
+@pytest.mark.slow
 def test_every_cut_of_an_archive_is_refused_or_read(kit, tmp_path):
     """Never anything but a typed error."""
     whole = kit.sdist(tmp_path, kit.FILES).read_bytes()
