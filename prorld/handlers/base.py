@@ -176,8 +176,8 @@ class AgentHandler(ABC, Generic[InstanceT]):
     # preset where it does not say otherwise.
     allowed_tools: ClassVar[frozenset[str]] = known_tools()
     default_tools: ClassVar[tuple[str, ...]] = ()
-    # The longest that one call of a tool may take.
-    tool_limit_s: ClassVar[float] = TOOL_LIMIT_S
+    # The longest that one call of a tool may take; a handler with a setting for it assigns it when it is made.
+    tool_limit_s: float = TOOL_LIMIT_S
     # Whether ``evaluate`` looks into the rollout's own sandbox; where not, it is gone before the job waits for EVAL.
     grades_in_sandbox: ClassVar[bool] = False
     # The files of the rollout's sandbox, by path, that its grading sandbox starts with, and their bytes all together.
@@ -251,6 +251,10 @@ class AgentHandler(ABC, Generic[InstanceT]):
     def prompt(self, instance: InstanceT) -> Sequence[Message]:
         """The messages that open the conversation."""
 
+    async def opening(self, job: JobContext[InstanceT]) -> Sequence[Message]:
+        """What ``run`` opens with; by default the prompt. Override it where that depends on more than the instance."""
+        return self.prompt(job.instance)
+
     async def init(self, job: JobContext[InstanceT]) -> None:
         """INIT: make what the rollout needs; by default the sandbox."""
         spec = self.sandbox_spec(job.instance)
@@ -270,7 +274,7 @@ class AgentHandler(ABC, Generic[InstanceT]):
         try:
             end = await run_agent(
                 job.model,
-                self.prompt(job.instance),
+                await self.opening(job),
                 tools=tools,
                 sandbox=sandbox,
                 max_turns=job.limits.max_turns,

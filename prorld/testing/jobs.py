@@ -24,9 +24,11 @@ from prorld.errors import GraderError, HandlerError, SandboxError, leaves
 from prorld.handlers.base import AgentHandler, Grade, RunResult
 from prorld.handlers.grading import evaluate, open_grading_sandbox, take_along
 from prorld.handlers.measures import put_measure
+from prorld.handlers.play import Play
 from prorld.handlers.registry import accept
 from prorld.inference.contract import Turn
 from prorld.sandbox.contract import USED_UP, Sandbox, SandboxRuntime, SandboxSpec
+from prorld.testing.plays import turns_of
 
 __all__ = ["FakeJob", "HandlerRun", "ScriptedModel", "ready_to_grade", "run_handler"]
 
@@ -259,22 +261,26 @@ async def run_handler(
     handler: AgentHandler[InstanceT],
     instance: Mapping[str, Any],
     *,
-    turns: Sequence[Turn | str],
+    turns: Sequence[Turn | str] | Play,
     runtime: SandboxRuntime | None = None,
     limits: AgentLimits | None = None,
     judge: Callable[[str, Sequence[Message]], str] | None = None,
 ) -> HandlerRun:
     """Run one instance through INIT, RUN and EVAL against a scripted policy. The handler has to be open.
 
+    Calls of tools that are written in the texts of a play are calls, as they are of an engine's.
     The sandbox is closed before EVAL where the handler does not grade in it, and a fresh one made where the handler
     wants one, as in the daemon.
     """
-    model = ScriptedModel(turns)
+    script = deque[Turn]()
+    model = ScriptedModel(() if isinstance(turns, Play) else turns, script=script)
     async with trio.open_nursery() as nursery:
         decoded = accept(handler, instance, limits or AgentLimits())
         job = FakeJob(decoded, model, nursery, limits=limits, runtime=runtime)
         job.judge = judge
         await handler.init(job)
+        if isinstance(turns, Play):
+            script.extend(turns_of(turns.turns, [tool.schema.name for tool in handler.tools(job)]))
         result = await handler.run(job)
         await ready_to_grade(handler, job)
         grade = await evaluate(handler, job, result)

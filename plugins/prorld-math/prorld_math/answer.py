@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import re
 
+from prorld.domain.answers import boxed, last_box, stated
+
 __all__ = ["boxes", "final_answer", "is_unreasonable", "is_worked_out", "same_text"]
 
-# A final answer stands at the end. What came before is not looked at, however long it is.
-TAIL_CHARS = 20_000
-BOXES = 32
 ANSWER_CHARS = 300
 NESTING = 20
 
-_LEADS = ("the final answer is", "final answer:", "the answer is", "answer:")
 _NUMBER = re.compile(r"-?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+)?")
 _SCIENTIFIC = re.compile(r"-?\d+(?:\.\d+)?(?:\\times|\\cdot|\*)10(?:\^|\*\*)\{?-?\d{1,3}\}?")
 _LEFT_TO_DO = re.compile(
@@ -35,66 +33,12 @@ _EXPLOSIVE = re.compile(
 
 def final_answer(text: str) -> str | None:
     """What stands in the last closed box, else on the last line that says it is the answer."""
-    tail = text[-TAIL_CHARS:]
-    return _boxed(tail) or _stated(tail)
-
-
-def _boxed(text: str) -> str | None:
-    end = len(text)
-    for _ in range(BOXES):
-        start = text.rfind("\\boxed{", 0, end)
-        if start < 0:
-            return None
-        content = _inside(text, start + len("\\boxed"))
-        if content is not None and content.strip():
-            return content.strip()
-        end = start
-    return None
-
-
-def _inside(text: str, opening: int) -> str | None:
-    depth = 0
-    escaped = False
-    for position in range(opening, len(text)):
-        character = text[position]
-        if escaped:
-            # Behind a backslash a brace is a sign to be shown and closes nothing: \left\{ need not have a partner.
-            escaped = False
-        elif character == "\\":
-            escaped = True
-        elif character == "{":
-            depth += 1
-        elif character == "}":
-            depth -= 1
-            if depth == 0:
-                return text[opening + 1 : position]
-    return None
+    return last_box(text) or stated(text)
 
 
 def boxes(text: str) -> int:
     """How many different answers were boxed in the end of a text; more than one or two is a way to try many."""
-    tail = text[-TAIL_CHARS:]
-    found: set[str] = set()
-    end = len(tail)
-    for _ in range(BOXES):
-        start = tail.rfind("\\boxed{", 0, end)
-        if start < 0:
-            break
-        content = _inside(tail, start + len("\\boxed"))
-        if content is not None and content.strip():
-            found.add(_plain(content))
-        end = start
-    return len(found)
-
-
-def _stated(text: str) -> str | None:
-    for line in reversed(text.splitlines()):
-        bare = line.strip().strip("*_#> \t")
-        lead = next((lead for lead in _LEADS if bare.lower().startswith(lead)), None)
-        if lead is not None:
-            rest = bare[len(lead) :].strip().strip("*_: \t").removesuffix(".")
-            return rest.strip("$ ") or None
-    return None
+    return len({_plain(content) for content in boxed(text)})
 
 
 def same_text(one: str, other: str) -> bool:

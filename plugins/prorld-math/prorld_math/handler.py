@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from functools import partial
 from typing import Annotated, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta
 
-from prorld.agents import run_agent
 from prorld.domain.messages import Message
 from prorld.handlers import (
     AgentHandler,
@@ -83,6 +81,7 @@ class MathHandler(AgentHandler[MathInstance]):
         super().__init__(config)
         assert isinstance(self.config, MathConfig)
         self._settings = self.config
+        self.tool_limit_s = self._settings.tool_s
         self._examiner: Examiner | None = None
         self._server: RewardServer | None = None
         # What the sandboxes have, once one was asked: they are all made of the same image.
@@ -125,24 +124,12 @@ class MathHandler(AgentHandler[MathInstance]):
             if self._libraries is None and any(tool.schema.name == "python" for tool in tools):
                 self._libraries = await find_libraries(sandbox)
 
-    async def run(self, job: JobContext[MathInstance]) -> RunResult:
-        """The tool-using loop; the policy is told which libraries its Python has."""
-        tools = self.tools(job)
-        prompt = list(self.prompt(job.instance))
-        if self._libraries and any(tool.schema.name == "python" for tool in tools):
-            first = prompt[0]
-            prompt[0] = msgspec.structs.replace(first, content=f"{first.content}\n{words_for(self._libraries)}")
-        end = await run_agent(
-            job.model,
-            prompt,
-            tools=tools,
-            sandbox=job.sandbox if any(tool.needs_sandbox for tool in tools) else None,
-            max_turns=job.limits.max_turns,
-            dialect=self.dialect(job),
-            tool_limit_s=self._settings.tool_s,
-            on_use=partial(self.used, job),
-        )
-        return RunResult(stop=end.stop, answer=end.answer, data=end.data)
+    async def opening(self, job: JobContext[MathInstance]) -> Sequence[Message]:
+        """The prompt; the policy is told which libraries its Python has."""
+        first, *rest = self.prompt(job.instance)
+        if self._libraries and any(tool.schema.name == "python" for tool in self.tools(job)):
+            first = msgspec.structs.replace(first, content=f"{first.content}\n{words_for(self._libraries)}")
+        return [first, *rest]
 
     async def evaluate(self, job: JobContext[MathInstance], result: RunResult) -> Grade:
         """1 for a right answer, ``reward_wrong`` for every other; or what the reward server says."""

@@ -5,9 +5,8 @@ What must not succeed is written out, so that preflight proves of every instance
 
 from __future__ import annotations
 
-import hashlib
-
 from prorld.handlers import Play, tool_call
+from prorld.handlers.cheats import STUCK, search_for
 from prorld_math.answer import final_answer
 from prorld_math.instance import MathInstance
 
@@ -15,53 +14,10 @@ __all__ = ["math_plays"]
 
 _WRONG = "-987654321987"
 
-# Everything that a policy can see of its surroundings is split into words; one whose hash is the answer's is a leak.
-_SEARCH = """
-import hashlib, os, pathlib, re
-wanted, seen = {digest!r}, 0
-def words(data):
-    return set(re.findall(rb"[^\\s\\x00'\\",=:;]+", data))
-def look(data):
-    return any(hashlib.sha256(word).hexdigest() == wanted for word in words(data))
-places = [repr(dict(os.environ)).encode(), repr(globals()).encode()]
-roots = [os.getcwd(), "/tmp", "/root", "/home", "/proc", "/run", "/var/tmp", "/dev/shm", "/mnt", "/data"]
-for root in roots:
-    for place, folders, names in os.walk(root):
-        if place.startswith("/proc"):
-            folders[:] = [name for name in folders if name.isdigit()] if place == "/proc" else []
-            names = [name for name in names if name in ("environ", "cmdline")]
-        for name in names:
-            seen += 1
-            if seen > 500:
-                break
-            try:
-                with open(os.path.join(place, name), "rb") as file:
-                    places.append(file.read(16384))
-            except OSError:
-                pass
-print("leaked" if any(look(data) for data in places) else "nothing found")
-"""
-
-_STUCK = """
-import signal
-for number in range(1, 65):
-    try:
-        signal.signal(number, signal.SIG_IGN)
-    except (OSError, ValueError):
-        pass
-while True:
-    try:
-        while True:
-            pass
-    except BaseException:
-        pass
-"""
-
 
 def math_plays(instance: MathInstance, *, wrong: float = 0.0) -> list[Play]:
     """Those of one instance; ``wrong`` is what a wrong answer is worth."""
     gold = final_answer(instance.gold) or instance.gold
-    digest = hashlib.sha256(gold.encode()).hexdigest()
     bad = {
         "wrong": (f"It is {_box(_WRONG)}.",),
         "cheat:many-boxes": (" ".join(_box(str(number)) for number in [gold, *range(-40, -20)]),),
@@ -76,10 +32,10 @@ def math_plays(instance: MathInstance, *, wrong: float = 0.0) -> list[Play]:
         "cheat:bidi": (_box(f"\u202e{gold[::-1]}\u202c\u200b1"),),
         "cheat:unboxed": (f"{gold} {gold} {gold}",),
         "cheat:environment": (
-            tool_call("python", code=_SEARCH.format(digest=digest)),
+            tool_call("python", code=search_for(gold)),
             "It is what was printed.",
         ),
-        "cheat:stuck": (tool_call("python", code=_STUCK), "My computation did not end."),
+        "cheat:stuck": (tool_call("python", code=STUCK), "My computation did not end."),
     }
     honest = Play(name="gold", turns=(tool_call("python", code="print(6 * 7)"), f"So it is {_box(gold)}."), reward=1.0)
     return [honest, *(Play(name=name, turns=turns, reward=wrong) for name, turns in bad.items())]

@@ -12,11 +12,12 @@ import trio
 
 from prorld.domain.job import AgentLimits
 from prorld.domain.messages import ToolCall
-from prorld.handlers import BadRequest, CommandResult, GraderError, HandlerError, Turn, open_grader
+from prorld.handlers import BadRequest, CommandResult, GraderError, HandlerError, Turn, open_grader, tool_call
 from prorld.handlers.registry import decode_instance
 from prorld.testing.fake_sandbox import FakeRuntime
 from prorld.testing.handlers import check_handler
 from prorld.testing.jobs import run_handler
+from prorld.testing.plays import turns_of
 from prorld_math import MathInstance, examples
 from prorld_math.handler import MathConfig, MathHandler
 from prorld_math.paper import MathVerdict
@@ -256,3 +257,13 @@ def test_the_daemon_never_imports_the_verifier():
     """Only the children pay for it, and only they can be harmed by it."""
     assert "math_verify" not in sys.modules
     assert "sympy" not in sys.modules
+
+
+@pytest.mark.slow
+async def test_a_policy_that_tries_the_network_is_told(handler: MathHandler):
+    """As with every handler."""
+    call = tool_call("python", code="import urllib.request\nurllib.request.urlopen('https://answers.example')")
+    turns = turns_of([call, r"\boxed{34}"], handler.allowed_tools)
+    run = await run_handler(handler, INSTANCE, turns=turns, runtime=FakeRuntime(terminal))
+    assert run.grade.reward == 1.0
+    assert run.metrics["suspicious.network"] == 1

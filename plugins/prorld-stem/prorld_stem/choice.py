@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import Annotated, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta
 
-from prorld.agents import SearchProvider, Tool, run_agent
+from prorld.agents import SearchProvider, Tool
 from prorld.domain.job import AgentLimits
 from prorld.domain.messages import Message, system, user
 from prorld.handlers import AgentHandler, Grade, JobContext, Play, RunResult
@@ -51,6 +50,7 @@ class ChoiceHandler(AgentHandler[ChoiceInstance]):
         super().__init__(config)
         assert isinstance(self.config, ChoiceConfig)
         self._settings = self.config
+        self.tool_limit_s = self._settings.tool_s
         self._provider: SearchProvider | None = None
 
     @asynccontextmanager
@@ -84,20 +84,9 @@ class ChoiceHandler(AgentHandler[ChoiceInstance]):
         """A sandbox, where one of the tools needs it."""
         await open_sandbox_for(job, self.tools(job), self._settings.image)
 
-    async def run(self, job: JobContext[ChoiceInstance]) -> RunResult:
-        """The tool-using loop, with the options in this job's order."""
-        tools = self.tools(job)
-        end = await run_agent(
-            job.model,
-            self._messages(job.instance, self._sheet(job.instance, job.metadata)),
-            tools=tools,
-            sandbox=job.sandbox if any(tool.needs_sandbox for tool in tools) else None,
-            max_turns=job.limits.max_turns,
-            dialect=self.dialect(job),
-            tool_limit_s=self._settings.tool_s,
-            on_use=partial(self.used, job),
-        )
-        return RunResult(stop=end.stop, answer=end.answer, data=end.data)
+    async def opening(self, job: JobContext[ChoiceInstance]) -> Sequence[Message]:
+        """The question, with the options in this job's order."""
+        return self._messages(job.instance, self._sheet(job.instance, job.metadata))
 
     async def evaluate(self, job: JobContext[ChoiceInstance], result: RunResult) -> Grade:
         """1 for the right letter, ``reward_wrong`` for every other and for none."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from prorld.handlers import Play, tool_call
+from prorld.handlers.cheats import search_for
 from prorld_stem.choice_instance import GradingMode, Sheet
-from prorld_stem.surroundings import search_for
 
 __all__ = ["choice_plays"]
 

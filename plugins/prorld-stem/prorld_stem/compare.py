@@ -7,8 +7,9 @@ from typing import Literal
 
 import msgspec
 
+from prorld.domain.answers import last_box, stated
 from prorld_stem.quantity import read_quantity, same_quantity
-from prorld_stem.reading import last_box, plain_words, stated, unwrapped
+from prorld_stem.reading import plain_words, unwrapped
 
 __all__ = ["Comparison", "compare", "final_answer", "reference"]
 

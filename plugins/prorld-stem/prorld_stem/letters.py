@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 
+from prorld.domain.answers import TAIL_CHARS, last_box, stated
 from prorld_stem.choice_instance import GradingMode, Sheet
-from prorld_stem.reading import TAIL_CHARS, last_box, plain_words, stated, unwrapped
+from prorld_stem.reading import plain_words, unwrapped
 
 __all__ = ["chosen", "instruction", "letters_boxed"]
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from functools import partial
 from typing import Annotated, ClassVar
 
 import msgspec
 from msgspec import Meta
 
-from prorld.agents import SearchProvider, Tool, run_agent
+from prorld.agents import SearchProvider, Tool
 from prorld.domain.job import AgentLimits
 from prorld.domain.messages import Message
 from prorld.handlers import AgentHandler, Grade, JobContext, Play, RewardServer, RunResult, open_reward_server
@@ -63,6 +62,7 @@ class StemHandler(AgentHandler[StemInstance]):
         super().__init__(config)
         assert isinstance(self.config, StemConfig)
         self._settings = self.config
+        self.tool_limit_s = self._settings.tool_s
         self._provider: SearchProvider | None = None
         self._server: RewardServer | None = None
 
@@ -98,21 +98,6 @@ class StemHandler(AgentHandler[StemInstance]):
     async def init(self, job: JobContext[StemInstance]) -> None:
         """A sandbox, where one of the tools needs it."""
         await open_sandbox_for(job, self.tools(job), self._settings.image)
-
-    async def run(self, job: JobContext[StemInstance]) -> RunResult:
-        """The tool-using loop."""
-        tools = self.tools(job)
-        end = await run_agent(
-            job.model,
-            self.prompt(job.instance),
-            tools=tools,
-            sandbox=job.sandbox if any(tool.needs_sandbox for tool in tools) else None,
-            max_turns=job.limits.max_turns,
-            dialect=self.dialect(job),
-            tool_limit_s=self._settings.tool_s,
-            on_use=partial(self.used, job),
-        )
-        return RunResult(stop=end.stop, answer=end.answer, data=end.data)
 
     async def evaluate(self, job: JobContext[StemInstance], result: RunResult) -> Grade:
         """1 for a right answer, ``reward_wrong`` for every other; none without a judge to ask."""

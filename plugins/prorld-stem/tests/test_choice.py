@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from prorld.domain.job import AgentLimits
-from prorld.handlers import BadRequest, Impossible, Play, Turn
+from prorld.handlers import BadRequest, CommandResult, Impossible, tool_call
 from prorld.handlers.registry import decode_instance
 from prorld.sandbox.runtime import Runtime
+from prorld.testing.fake_sandbox import FakeRuntime
 from prorld.testing.handlers import check_handler
 from prorld.testing.jobs import run_handler
+from prorld.testing.plays import turns_of
 from prorld_stem import ChoiceInstance
 from prorld_stem.choice import ChoiceConfig, ChoiceHandler
 from prorld_stem.choice_instance import make_sheet
+from prorld_stem.stem import StemHandler
 
 INSTANCE: dict[str, Any] = {
     "question": "Which metal is liquid at room temperature?",
@@ -113,16 +115,14 @@ def test_options_that_speak_of_others_stay(last: str):
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("instance", [INSTANCE, NEMO], ids=["own", "nemo"])
-async def test_every_play_is_worth_what_it_says(
-    instance: dict[str, Any], mode: str, turns_of: Callable[[Play], list[Turn | str]]
-):
+async def test_every_play_is_worth_what_it_says(instance: dict[str, Any], mode: str):
     """Gold 1, all others 0, in each mode; the event names both letters."""
     handler = ChoiceHandler()
     asked = {**instance, "grading_mode": mode}
     async with handler.open():
         plays = handler.plays(decoded(asked))
         for play in plays:
-            run = await run_handler(handler, asked, turns=turns_of(play), limits=AgentLimits(tools=[]))
+            run = await run_handler(handler, asked, turns=play, limits=AgentLimits(tools=[]))
             assert run.grade.reward == play.reward, play.name
             told = dict(run.events)["graded"]
             assert (told["letter"] == told["gold"]) is (play.name == "gold")
@@ -156,15 +156,33 @@ async def test_a_search_that_is_not_there_is_refused():
 
 
 @pytest.mark.slow
-async def test_the_right_option_is_nowhere_in_the_sandbox(
-    runtime: Runtime, turns_of: Callable[[Play], list[Turn | str]]
-):
+async def test_the_right_option_is_nowhere_in_the_sandbox(runtime: Runtime):
     """The policy looks through all that it can read."""
     handler = ChoiceHandler()
     async with handler.open():
         (play,) = [one for one in handler.plays(decoded(INSTANCE)) if one.name == "cheat:environment"]
         limits = AgentLimits(tools=["python"])
-        run = await run_handler(handler, INSTANCE, turns=turns_of(play), runtime=runtime, limits=limits)
+        run = await run_handler(handler, INSTANCE, turns=play, runtime=runtime, limits=limits)
     observed = [message.content.strip() for message in run.transcript if message.role == "tool"]
     assert observed == ["nothing found"]
     assert run.grade.reward == 0.0
+
+
+def said_nothing(_session: str, _text: str) -> CommandResult:
+    """What its Python answers."""
+    return CommandResult(exit_code=0, output=b"")
+
+
+@pytest.mark.parametrize(
+    ("handler", "instance"),
+    [(ChoiceHandler(), INSTANCE), (StemHandler(), {"question": "How fast is light?", "answer": "299792458 m/s"})],
+    ids=["choice", "stem"],
+)
+async def test_a_policy_that_tries_the_network_is_told(handler: ChoiceHandler | StemHandler, instance: dict[str, Any]):
+    """As with every handler."""
+    call = tool_call("python", code="import urllib.request\nurllib.request.urlopen('https://answers.example')")
+    turns = turns_of([call, r"\boxed{299792458 m/s}"], handler.allowed_tools)
+    async with handler.open():
+        limits = AgentLimits(tools=["python"])
+        run = await run_handler(handler, instance, turns=turns, limits=limits, runtime=FakeRuntime(said_nothing))
+    assert run.metrics["suspicious.network"] == 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -11,7 +11,7 @@ import pytest
 from prorld.domain.job import AgentLimits
 from prorld.domain.messages import Message
 from prorld.errors import GraderError
-from prorld.handlers import BadRequest, Play, Turn
+from prorld.handlers import BadRequest, Play
 from prorld.handlers.registry import decode_instance
 from prorld.sandbox.runtime import Runtime
 from prorld.testing.handlers import check_handler
@@ -53,7 +53,7 @@ async def test_the_handler_keeps_the_contract():
 
 
 @pytest.mark.parametrize("instance", [NUMBER, WORDS, SCP], ids=["number", "words", "scp"])
-async def test_every_play_is_worth_what_it_says(instance: dict[str, Any], turns_of: Callable[[Play], list[Turn | str]]):
+async def test_every_play_is_worth_what_it_says(instance: dict[str, Any]):
     """Gold 1, all others 0, with an honest judge; gold needs none."""
     handler = StemHandler()
     runs: dict[str, HandlerRun] = {}
@@ -61,7 +61,7 @@ async def test_every_play_is_worth_what_it_says(instance: dict[str, Any], turns_
         plays = plays_of(instance, handler)
         for play in plays:
             judge = None if play.name == "gold" else honest
-            runs[play.name] = await run_handler(handler, instance, turns=turns_of(play), limits=NO_TOOLS, judge=judge)
+            runs[play.name] = await run_handler(handler, instance, turns=play, limits=NO_TOOLS, judge=judge)
     assert {name: run.grade.reward for name, run in runs.items()} == {play.name: play.reward for play in plays}
     assert sum(play.reward for play in plays) == 1.0
     how = {name: dict(run.events)["graded"]["how"] for name, run in runs.items()}
@@ -110,14 +110,12 @@ async def test_an_answer_that_steers_a_judge_is_told():
 @pytest.mark.parametrize(
     ("name", "tool_s", "seen"), [("cheat:environment", 60.0, "nothing found"), ("cheat:stuck", 1.0, "1 s")]
 )
-async def test_the_sandbox_gives_nothing_away(
-    name: str, tool_s: float, seen: str, runtime: Runtime, turns_of: Callable[[Play], list[Turn | str]]
-):
+async def test_the_sandbox_gives_nothing_away(name: str, tool_s: float, seen: str, runtime: Runtime):
     """The policy looks through all that it can read; what swallows signals ends at its limit."""
     handler = StemHandler(StemConfig(tool_s=tool_s))
     async with handler.open():
         (play,) = [one for one in plays_of(NUMBER, handler) if one.name == name]
-        run = await run_handler(handler, NUMBER, turns=turns_of(play), runtime=runtime)
+        run = await run_handler(handler, NUMBER, turns=play, runtime=runtime)
     assert run.grade.reward == 0.0
     (observed,) = [one.content.strip() for one in run.transcript if one.role == "tool"]
     assert seen in observed

@@ -38,10 +38,9 @@ from prorld_swe.judging import Verdict
 from prorld_swe.paths import Sifted, changed_paths, sift
 from prorld_swe.plays import swe_plays
 from prorld_swe.prompts import opening
-from prorld_swe.repository import ROOT, Base, make_repository, prepare_image
+from prorld_swe.repository import PATCH, ROOT, Base, make_repository, prepare_image
 from prorld_swe.sources import Tree, Trees, require_package
 from prorld_swe.task import SweTask
-from prorld_swe.traces import searched
 
 __all__ = ["SweHandler"]
 
@@ -63,7 +62,8 @@ class SweHandler(AgentHandler[SweInstance]):
         *("swe-smith*", "SWE-smith*", "SWE-bench/SWE-smith*", "swesmith*", "mutation", "mutation*"),
     )
     preset: ClassVar[str] = "openhands"
-    tool_limit_s: ClassVar[float] = 120.0
+    tool_limit_s = 120.0
+    guarded_paths: ClassVar[tuple[str, ...]] = ("prorld_swe", PATCH)
 
     def __init__(self, config: msgspec.Struct | None = None) -> None:
         super().__init__(config)
@@ -156,9 +156,6 @@ class SweHandler(AgentHandler[SweInstance]):
         """1 where every expected test passes, exactly once, and nobody had a hand in how that was found out."""
         task = job.instance.task
         sifted = self._sifted(job, task)
-        for what, count in searched(job.transcript).items():
-            if count:
-                job.measure(f"suspicious.{what}", count)
         if isinstance(sifted, str):
             return self._grade(job, Marks(applied=False, verdict=Verdict(why=sifted)))
         if sifted.tests_touched:

@@ -14,7 +14,7 @@ from prorld_swe.shell import GIT, quoted, run_script
 from prorld_swe.sources import Tree
 from prorld_swe.task import SweTask
 
-__all__ = ["ROOT", "Base", "History", "make_repository", "prepare_image"]
+__all__ = ["PATCH", "ROOT", "Base", "History", "make_repository", "prepare_image"]
 
 ROOT: Final = "/testbed"
 PATCH: Final = "/tmp/.prorld-bug.diff"  # noqa: S108 - of the sandbox

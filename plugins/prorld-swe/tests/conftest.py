@@ -4,26 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
-import re
-import shutil
 import tarfile
-import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-import trio
 
-from prorld.domain.messages import ToolCall
-from prorld.handlers import Play, Turn
-from prorld.sandbox.bubblewrap import Bubblewrap
-from prorld.sandbox.host import needed_paths
+from prorld.handlers import Play
 from prorld.sandbox.runtime import Runtime
-from prorld.sandbox.warden_client import Warden, run_warden
 from prorld.testing.jobs import HandlerRun, run_handler
+from prorld.testing.real_sandboxes import real_sandboxes
 from prorld_swe.config import SweConfig
 from prorld_swe.handler import SweHandler
 from prorld_swe.instance import SweInstance
@@ -124,41 +116,10 @@ def row(sdist: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 @pytest.fixture
-def runtime_dir() -> Iterator[Path]:
-    """A directory that an ordinary user can pass through, which pytest's own is not."""
-    place = Path(tempfile.mkdtemp(prefix="prorld-swe-test-"))
-    place.chmod(0o755)
-    yield place
-    shutil.rmtree(place)
-
-
-@pytest.fixture
-async def runtime(runtime_dir: Path) -> AsyncIterator[Runtime]:
+async def runtime() -> AsyncIterator[Runtime]:
     """Real sandboxes."""
-    async with trio.open_nursery() as nursery:
-        warden: Warden = await nursery.start(_run_warden)
-        yield Runtime(Bubblewrap(), warden, runtime_dir=runtime_dir, boot_id="boot-of-the-test")
-        nursery.cancel_scope.cancel("the test has ended")
-
-
-async def _run_warden(*, task_status: trio.TaskStatus[Warden] = trio.TASK_STATUS_IGNORED) -> None:
-    await run_warden(exposed=needed_paths(), task_status=task_status)
-
-
-_CALL = re.compile(r"<tool_call>\n(.*?)\n</tool_call>", re.DOTALL)
-
-
-def _spoken(text: str) -> Turn:
-    """A turn of a play, with the call that is written in it."""
-    match = _CALL.search(text)
-    try:
-        call = json.loads(match.group(1)) if match else None
-    except ValueError:
-        call = None
-    if call is None:
-        return Turn(content=text, sampled=len(text))
-    written = ToolCall(id="1", name=call["name"], arguments=call["arguments"])
-    return Turn(content="", tool_calls=(written,), sampled=len(text))
+    async with real_sandboxes() as opened:
+        yield opened
 
 
 @pytest.fixture
@@ -170,7 +131,7 @@ def played(runtime: Runtime) -> Callable[..., Awaitable[HandlerRun]]:
         if isinstance(play, str):
             play = {each.name: each for each in handler.plays(msgspec.convert(row, SweInstance))}[play]
         async with handler.open():
-            run = await run_handler(handler, row, turns=[_spoken(turn) for turn in play.turns], runtime=runtime)
+            run = await run_handler(handler, row, turns=play, runtime=runtime)
         assert run.grade.reward == play.reward, (play.name, run.grade, run.metrics, run.events)
         return run
 

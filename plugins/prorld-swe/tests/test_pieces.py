@@ -9,7 +9,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from prorld.domain.messages import Message, ToolCall
 from prorld_swe.datasets import convert_nemo, convert_r2e, convert_swebench, convert_swesmith
 from prorld_swe.diff import parse_diff
 from prorld_swe.findings import find, find_in_patch
@@ -20,7 +19,6 @@ from prorld_swe.logs import environment_failure
 from prorld_swe.parsers import parse_log
 from prorld_swe.paths import sift
 from prorld_swe.testrun import Facts, TestReport
-from prorld_swe.traces import searched
 
 GOLD = "diff --git a/x/y.py b/x/y.py\n--- a/x/y.py\n+++ b/x/y.py\n@@ -1 +1 @@\n-a\n+b\n"
 BENCH: dict[str, Any] = {
@@ -324,18 +322,6 @@ def test_a_name_that_ends_at_a_blank_stands_for_all_that_begin_so() -> None:
     assert judge_report(cut, both, None, equal_counts=True).resolved
     half = report(**good, results=[("t.py::a[one two]", "failed"), ("t.py::a[one three]", "passed")])
     assert not judge_report(cut, half, None, equal_counts=True).resolved
-
-
-def test_a_search_for_the_answer_is_seen() -> None:
-    """By turn, whatever came of it."""
-    commands = ["git log --all -S fix", "git log -3", "curl x", "cat a.py"]
-    turns = [
-        Message(
-            role="assistant", content="", tool_calls=[ToolCall(id="1", name="bash", arguments={"command": command})]
-        )
-        for command in commands
-    ]
-    assert searched(turns) == {"history": 1, "network": 1, "grader": 0}
 
 
 def test_rows_are_converted_and_come_out_as_instances() -> None:

@@ -20,7 +20,10 @@ NAMES = ["empty", "malformed", "gold", "wrong", *(f"cheat:{name}" for name in CH
 @pytest.mark.parametrize("name", NAMES)
 async def test_each_play_gets_its_reward(row: dict[str, Any], played: Played, name: str) -> None:
     """As it is told before any engine is paid for."""
-    await played(row, name)
+    run = await played(row, name)
+    assert ("suspicious.history" in run.metrics) == (name == "cheat:history")
+    assert ("suspicious.environment" in run.metrics) == (name == "cheat:environment")
+    assert not any(metric.startswith("suspicious.") for metric in run.metrics) or name.startswith("cheat:")
 
 
 UNSEEN = {

@@ -55,7 +55,7 @@ class TerminalHandler(AgentHandler[TerminalInstance]):
     config_type: ClassVar[type[msgspec.Struct]] = TerminalConfig
     data_sources: ClassVar[tuple[str, ...]] = ("terminal-bench*", "harbor*", "terminal")
     default_tools: ClassVar[tuple[str, ...]] = ("bash",)
-    tool_limit_s: ClassVar[float] = 180.0
+    tool_limit_s = 180.0
     # Where a task's tests run in the agent's own sandbox there is no grading sandbox, and this one is kept.
     grades_in_sandbox: ClassVar[bool] = True
 

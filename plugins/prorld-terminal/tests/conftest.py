@@ -2,6 +2,16 @@
 
 from __future__ import annotations
 
-from tests.sandbox.conftest import runtime, runtime_dir, warden
+from collections.abc import AsyncIterator
 
-__all__ = ["runtime", "runtime_dir", "warden"]
+import pytest
+
+from prorld.sandbox.runtime import Runtime
+from prorld.testing.real_sandboxes import real_sandboxes
+
+
+@pytest.fixture
+async def runtime() -> AsyncIterator[Runtime]:
+    """Of bubblewrap."""
+    async with real_sandboxes() as opened:
+        yield opened

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Collection
 from typing import Literal
 
 import pytest
 
-from prorld.domain.messages import CallStatus, ToolCall
-from prorld.handlers import Play, Turn
+from prorld.handlers import Play
 from prorld.sandbox.runtime import Runtime
 from prorld.testing.jobs import HandlerRun, run_handler
 from prorld_terminal.handler import TerminalHandler, examples_dir
@@ -18,23 +15,10 @@ from prorld_terminal.instance import TerminalConfig, TerminalInstance
 
 EXAMPLES = sorted(path.name for path in examples_dir().iterdir() if path.is_dir())
 Verify = Literal["as-task", "shared", "fresh"]
-CALL = re.compile(r"<tool_call>\n(.*)\n</tool_call>", re.DOTALL)
-
-
-def said(text: str) -> Turn | str:
-    """A turn as the parser of a chat template would make it of a play's text."""
-    match = CALL.fullmatch(text)
-    if match is None:
-        return text
-    try:
-        call = json.loads(match[1])
-    except ValueError:
-        return Turn(content="", tool_calls=(ToolCall(id="1", name="", status=CallStatus.MALFORMED, raw=text),))
-    return Turn(content="", tool_calls=(ToolCall(id="1", name=call["name"], arguments=call["arguments"]),))
 
 
 async def played(runtime: Runtime, handler: TerminalHandler, name: str, play: Play) -> HandlerRun:
-    return await run_handler(handler, {"task_dir": name}, turns=[said(turn) for turn in play.turns], runtime=runtime)
+    return await run_handler(handler, {"task_dir": name}, turns=play, runtime=runtime)
 
 
 async def judged(runtime: Runtime, name: str, verify: Verify, wanted: Collection[str]) -> None:

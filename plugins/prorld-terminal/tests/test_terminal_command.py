@@ -5,39 +5,22 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import Any
 
+from prorld.testing.workshop import FakeWorkshop
 from prorld_terminal import command
 from prorld_terminal.handler import examples_dir
 
 
-class Shop:
-    """What a command is lent, kept for looking at."""
-
-    def __init__(self) -> None:
-        self.said: list[str] = []
-        self.warned: list[str] = []
-
-    def say(self, *lines: str) -> None:
-        self.said += lines
-
-    def warn(self, line: str) -> None:
-        self.warned.append(line)
-
-    def progress(self, line: str) -> None:
-        assert line
-
-
-async def listed(*words: str) -> tuple[int, Shop]:
+async def listed(place: Path, *words: str) -> tuple[int, FakeWorkshop]:
     parser = argparse.ArgumentParser()
     command.add_arguments(parser)
-    shop: Any = Shop()
+    shop = FakeWorkshop(place)
     return await command.run(parser.parse_args(["list", *words]), shop), shop
 
 
 async def test_the_examples_become_instances(tmp_path: Path) -> None:
     """One line each, with names below the directory and digests."""
-    code, shop = await listed(str(examples_dir()), "--relative", "-o", str(tmp_path / "tasks.jsonl"))
+    code, shop = await listed(tmp_path, str(examples_dir()), "--relative", "-o", str(tmp_path / "tasks.jsonl"))
     rows = [json.loads(line) for line in (tmp_path / "tasks.jsonl").read_text().splitlines()]
     assert (code, shop.warned, shop.said[-1]) == (0, [], "7 tasks, 0 folders that can't be used")
     assert [row["task_dir"] for row in rows] == sorted(path.name for path in examples_dir().iterdir() if path.is_dir())
@@ -47,8 +30,8 @@ async def test_the_examples_become_instances(tmp_path: Path) -> None:
 
 async def test_a_folder_that_can_not_be_used_is_told(tmp_path: Path) -> None:
     """And the exit code says so."""
-    (tmp_path / "task").mkdir()
-    (tmp_path / "task" / "task.toml").write_text("[agent\n")
-    code, shop = await listed(str(tmp_path))
+    (tmp_path / "tasks" / "task").mkdir(parents=True)
+    (tmp_path / "tasks" / "task" / "task.toml").write_text("[agent\n")
+    code, shop = await listed(tmp_path, str(tmp_path / "tasks"))
     assert code == 1
     assert "task.toml" in shop.warned[0]

@@ -5,18 +5,13 @@ from __future__ import annotations
 import io
 import sys
 import tarfile
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Literal
 
 import pytest
 
-from prorld.cli.sandboxes import open_runtime
-from prorld.config import load
-from prorld.errors import NotFound
-from prorld.sandbox.contract import SandboxRuntime
+from prorld.testing.workshop import FakeWorkshop
 
 CODE = '''"""Numbers and words."""
 
@@ -100,42 +95,7 @@ def archive(path: Path, members: list[tuple[str | tarfile.TarInfo, bytes]]) -> P
     return path
 
 
-class Shop:
-    """A workshop that remembers what was said. Its index has the packages it is given."""
-
-    program = "prorld"
-
-    def __init__(self, place: Path, index: Mapping[str, Path] | None = None) -> None:
-        self.cache_dir = place / "cache"
-        self.cache_dir.mkdir(parents=True, exist_ok=True)
-        self.index = dict(index or {})
-        self.asked: list[tuple[str, str | None]] = []
-        self.said: list[str] = []
-        self.warned: list[str] = []
-        self._place = place
-
-    def say(self, *lines: str) -> None:
-        self.said += lines
-
-    def progress(self, line: str) -> None:
-        pass
-
-    def warn(self, line: str) -> None:
-        self.warned.append(line)
-
-    @asynccontextmanager
-    async def runtime(self) -> AsyncIterator[SandboxRuntime]:
-        async with open_runtime(None, load(None, {}, {"state.dir": str(self._place / "state")})) as runtime:
-            yield runtime
-
-    async def package(
-        self, requirement: str, *, kind: Literal["wheel", "sdist"] = "sdist", sha256: str | None = None
-    ) -> Path:
-        self.asked.append((requirement, sha256))
-        found = self.index.get(requirement)
-        if found is None:
-            raise NotFound(f"no package {requirement}")
-        return found
+Shop = FakeWorkshop
 
 
 @pytest.fixture

@@ -18,8 +18,7 @@ import msgspec
 import pytest
 import trio
 
-from prorld.domain.messages import ToolCall
-from prorld.handlers import SandboxSpec, Turn
+from prorld.handlers import SandboxSpec
 from prorld.sandbox.runtime import Runtime
 from prorld.testing.jobs import run_handler
 from prorld.testing.sandbox_opening import open_sandbox
@@ -98,18 +97,9 @@ async def log_of(runtime: Runtime, row: dict[str, Any], patch: str, number: str,
 
 async def ours(handler: SweHandler, runtime: Renamed, row: dict[str, Any], play: str) -> float:
     """The reward of the handler, for a policy that was written down."""
-    turns = next(each.turns for each in handler.plays(msgspec.convert(row, SweInstance)) if each.name == play)
-    run = await run_handler(handler, row, turns=[_spoken(turn) for turn in turns], runtime=runtime)
+    chosen = next(each for each in handler.plays(msgspec.convert(row, SweInstance)) if each.name == play)
+    run = await run_handler(handler, row, turns=chosen, runtime=runtime)
     return run.grade.reward
-
-
-def _spoken(text: str) -> Turn | str:
-    body = text.removeprefix("<tool_call>\n").removesuffix("\n</tool_call>")
-    if body == text:
-        return text
-    call = json.loads(body)
-    written = ToolCall(id="1", name=call["name"], arguments=call["arguments"])
-    return Turn(content="", tool_calls=(written,), sampled=len(text))
 
 
 def theirs(pairs: list[dict[str, Any]], place: Path) -> list[dict[str, Any]]:

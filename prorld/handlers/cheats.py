@@ -1,13 +1,30 @@
-"""What a policy tries that looks for its answer in the sandbox: shared by the plays of both handlers."""
+"""Cells of Python that more than one kind of task has to withstand, for ``plays``."""
 
 from __future__ import annotations
 
 import hashlib
+from typing import Final
 
-__all__ = ["search_for"]
+__all__ = ["STUCK", "search_for"]
+
+# It ignores every signal that it can, and never ends.
+STUCK: Final = """
+import signal
+for number in range(1, 65):
+    try:
+        signal.signal(number, signal.SIG_IGN)
+    except (OSError, ValueError):
+        pass
+while True:
+    try:
+        while True:
+            pass
+    except BaseException:
+        pass
+"""
 
 # Everything that a policy can see of its surroundings is split into words; one whose hash is the answer's is a leak.
-_SEARCH = """
+_SEARCH: Final = """
 import hashlib, os, re
 wanted, places, seen = {digest!r}, [], 0
 def look(data):
