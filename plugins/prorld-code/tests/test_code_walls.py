@@ -300,3 +300,11 @@ async def test_how_a_solution_fails_tests_that_are_code(source: str, kind: str, 
     """Its process may end, lie or be silent; the judge is another one."""
     run = await graded(runtime, check("assert candidate(2) == 4"), block(source), test_s=1.0)
     assert (run.grade.reward, why(run)) == (0.0, kind)
+
+
+@pytest.mark.slow
+async def test_a_value_at_the_edge_of_depth_is_no_way_out(runtime: Runtime) -> None:
+    """What it returned is as deep as may be, and comes back to it one list deeper."""
+    source = "def f(x):\n    deep = []\n    for _ in range(199):\n        deep = [deep]\n    return deep"
+    run = await graded(runtime, check("assert candidate([candidate(2)]) == 4"), block(source))
+    assert (run.grade.reward, why(run)) == (0.0, "failed")

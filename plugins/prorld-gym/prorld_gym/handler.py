@@ -92,7 +92,7 @@ class GymHandler(AgentHandler[GymInstance]):
         """The environment's own score, less what it gives for saying anything at all."""
         if job.instance.shape == "gem":
             return await self._episode_grade(job, result)
-        said = result.answer or ""
+        said = _sendable(result.answer or "")
         mode = self._settings.extract if job.instance.shape == "reasoning_gym" else "all"
         answer = extracted(said, mode)
         if answer is None or len(answer) > self._settings.answer_chars:
@@ -152,7 +152,7 @@ class GymHandler(AgentHandler[GymInstance]):
             if turn.stop is not None:
                 stop = turn.stop
                 break
-            action = turn.content[: self._settings.answer_chars]
+            action = _sendable(turn.content[: self._settings.answer_chars])
             try:
                 after = await self._play(job.instance, [*actions, action])
             except GraderError as exc:
@@ -215,3 +215,8 @@ class GymHandler(AgentHandler[GymInstance]):
 
     def _clipped(self, reward: float) -> float:
         return min(max(reward, 0.0), 1.0) if self._settings.clip else reward
+
+
+def _sendable(text: str) -> str:
+    """A lone surrogate is in no text that can be sent on, and must not be a way out of the grade."""
+    return text.encode("utf-8", "replace").decode()

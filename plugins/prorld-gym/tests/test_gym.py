@@ -46,6 +46,13 @@ async def a_generated_task_is_the_same_for_policy_and_scorer(handler: GymHandler
     assert (run.grade.reward, right.grade.reward) == (0.0, 1.0)
 
 
+async def half_a_character_is_no_way_out(handler: GymHandler) -> None:
+    """A lone surrogate can't be sent to any scorer; said with it, an answer is graded all the same."""
+    for instance in (SUM, GUESS, CAPITALS):
+        run = await said(handler, instance, *["<answer>\ud800</answer>"] * 6)
+        assert run.grade.reward == 0.0
+
+
 async def an_episode(handler: GymHandler) -> None:
     """Step by step, with the rewards of its steps; what comes after the end is not asked for."""
     run = await said(handler, GUESS, *(f"<answer>{n}</answer>" for n in (1, 2, 3, 4, 5, 6)))
@@ -100,6 +107,7 @@ async def test_the_handler_and_its_bridge() -> None:
         await an_episode(handler)
         await every_play_of_an_episode(handler)
         await a_rubric(handler)
+        await half_a_character_is_no_way_out(handler)
         await what_can_not_be_made_is_no_zero(handler)
         await a_broken_environment_is_told_from_a_breaking_action(handler)
 

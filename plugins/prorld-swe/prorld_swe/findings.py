@@ -9,6 +9,7 @@ import ast
 import re
 import warnings
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Final, Literal, get_args
 
 __all__ = ["FINDINGS", "Finding", "find", "find_in_patch"]
@@ -17,13 +18,34 @@ Finding = Literal["eq", "pytest", "frames", "exit", "gc", "proc", "ctypes", "dyn
 FINDINGS: Final[tuple[Finding, ...]] = get_args(Finding)
 
 SOURCE_CHARS = 4 << 20
+# What a file may be written in. Others, such as UTF-7, can turn what looks like a comment into a program.
+_PLAIN_CODECS: Final = frozenset({"utf8", "latin1", "iso88591", "iso885915", "ascii", "usascii", "cp1252"})
+_COOKIE: Final = re.compile(r"^[ \t\f]*#.*?coding[:=][ \t]*([-\w.]+)")
 
 _NAMES: Final[dict[str, Finding]] = {
     "_getframe": "frames",
     "f_back": "frames",
     "f_lineno": "frames",
     "f_locals": "frames",
+    "f_globals": "frames",
+    "f_builtins": "frames",
+    "tb_frame": "frames",
+    "gi_frame": "frames",
+    "cr_frame": "frames",
+    "ag_frame": "frames",
     "currentframe": "frames",
+    "_current_frames": "frames",
+    "_current_exceptions": "frames",
+    "stack": "frames",
+    "trace": "frames",
+    "getouterframes": "frames",
+    "getinnerframes": "frames",
+    "getargvalues": "frames",
+    "getclosurevars": "frames",
+    "getgeneratorlocals": "frames",
+    "walk_stack": "frames",
+    "walk_tb": "frames",
+    "monitoring": "frames",
     "settrace": "frames",
     "setprofile": "frames",
     "_exit": "exit",
@@ -31,11 +53,13 @@ _NAMES: Final[dict[str, Finding]] = {
     "kill": "exit",
     "killpg": "exit",
     "raise_signal": "exit",
+    "dup2": "exit",
     "get_objects": "gc",
     "get_referrers": "gc",
     "__closure__": "gc",
     "__globals__": "gc",
     "cell_contents": "gc",
+    "__subclasses__": "gc",
     "pluginmanager": "pytest",
 }
 _MODULES: Final[dict[str, Finding]] = {
@@ -43,16 +67,29 @@ _MODULES: Final[dict[str, Finding]] = {
     "_pytest": "pytest",
     "pluggy": "pytest",
     "conftest": "pytest",
+    "unittest": "pytest",
+    "mock": "pytest",
     "ctypes": "ctypes",
     "cffi": "ctypes",
     "gc": "gc",
     "marshal": "dynamic",
+    "runpy": "dynamic",
+    "codeop": "dynamic",
+    "zipimport": "dynamic",
 }
+# Parts of a module's name that say that it holds what tests compare with.
+_COMPARING: Final = frozenset({"testing", "_testing"})
+# Modules in which everything above can be had by a name that is put together.
+_MIGHTY: Final = frozenset({"sys", "os", "posix", "builtins", "inspect", "importlib", "types", "traceback"})
+_LOADERS: Final = frozenset(
+    {"import_module", "spec_from_file_location", "SourceFileLoader", "attrgetter", "methodcaller"}
+)
 # What makes programs or names out of text, behind which anything can hide.
 _BUILTINS: Final = frozenset({"exec", "eval", "compile", "__import__"})
 _TEXTS: Final[tuple[tuple[re.Pattern[str], Finding], ...]] = (
     (re.compile(r"\b_?pytest\b|\bpluggy\b|PYTEST_CURRENT_TEST"), "pytest"),
     (re.compile(r"/proc/|/dev/(?:fd|pts|mem)"), "proc"),
+    (re.compile(r"^(?:unittest|mock)(?:\.\w+)*$"), "pytest"),
     (re.compile(r"^(?:_getframe|settrace|f_back|f_lineno|_exit|get_objects|get_referrers)$"), "frames"),
 )
 # Modules whose functions of these names are meant; ``self.kill()`` of some class is not.
@@ -61,37 +98,92 @@ _OF: Final[dict[str, frozenset[str]]] = {
     "kill": frozenset({"os", "posix"}),
     "killpg": frozenset({"os", "posix"}),
     "raise_signal": frozenset({"signal"}),
+    "dup2": frozenset({"os", "posix"}),
+    "stack": frozenset({"inspect"}),
+    "trace": frozenset({"inspect"}),
+    "monitoring": frozenset({"sys"}),
 }
 
 
 def find(source: str) -> Counter[Finding]:
-    """How often each is in a file; nothing for what is no Python: that can't be run either."""
+    """How often each is in a file. What can't be read as Python here may be one there: its words are looked at."""
+    found: Counter[Finding] = Counter()
+    if _odd_codec(source):
+        found["dynamic"] += 1
     if len(source) > SOURCE_CHARS:
-        return Counter()
+        return found + Counter(_find_in_words(source))
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return Counter()
-    found: Counter[Finding] = Counter()
+        return found + Counter(_find_in_words(source))
     texts = _docstrings(tree)
+    modules = _modules(tree)
     for node in ast.walk(tree):
-        found.update(_of_node(node, texts))
+        found.update(_of_node(node, texts, modules))
     return found
+
+
+def _odd_codec(source: str) -> bool:
+    cookies = [found[1] for line in source.split("\n", 2)[:2] if (found := _COOKIE.match(line)) is not None]
+    return any(re.sub(r"[-_.]", "", cookie.lower()) not in _PLAIN_CODECS for cookie in cookies)
+
+
+def _modules(tree: ast.AST) -> dict[str, str]:
+    """By the name that a file has for a module, the module's own."""
+    return {
+        name.asname or name.name: name.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import)
+        for name in node.names
+    }
 
 
 def find_in_patch(patch: str) -> set[Finding]:
     """What the added lines of a patch name: for the right patch, whose files are not at hand."""
-    added = "\n".join(line[1:] for line in patch.splitlines() if line.startswith("+") and not line.startswith("+++"))
+    return _find_in_words(
+        "\n".join(line[1:] for line in patch.splitlines() if line.startswith("+") and not line.startswith("+++"))
+    )
+
+
+def _find_in_words(added: str) -> set[Finding]:
     found: set[Finding] = {kind for pattern, kind in _TEXTS if pattern.search(added)}
     words = set(re.findall(r"\w+", added))
     found |= {kind for name, kind in (_NAMES | _MODULES).items() if name in words}
-    found |= {"dynamic"} if words & _BUILTINS or "sys.modules" in added else set()
+    found |= {"pytest"} if words & _COMPARING else set()
+    found |= {"dynamic"} if words & (_BUILTINS | _LOADERS) or "sys.modules" in added else set()
     return found | ({"eq"} if "__eq__" in words else set())
 
 
-def _of_node(node: ast.AST, docstrings: set[int]) -> list[Finding]:  # noqa: PLR0911 - one for each kind of node
+def _of_node(node: ast.AST, docstrings: set[int], modules: Mapping[str, str]) -> list[Finding]:
+    return ["dynamic"] if _is_dynamic(node, modules) else _of_plain_node(node, docstrings, modules)
+
+
+def _is_dynamic(node: ast.AST, modules: Mapping[str, str]) -> bool:
+    """Whether something is run, imported or looked up here by a text that is put together."""
+    match node:
+        case ast.Name(id=name, ctx=ast.Load()) if name in _BUILTINS or name == "__builtins__":
+            return True
+        case ast.Call(func=ast.Name(id="getattr" | "setattr"), args=[ast.Name(id=owner), key, *_]) if modules.get(
+            owner
+        ) in _MIGHTY and not isinstance(key, ast.Constant):
+            return True
+        case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name), args=[key, *_]) if (
+            name in _LOADERS and not isinstance(key, ast.Constant)
+        ):
+            return True
+        case ast.Call(
+            func=ast.Name(id="getattr" | "setattr"), args=[_, ast.BinOp() | ast.Call() | ast.Subscript(), *_]
+        ):
+            return True
+        case _:
+            return False
+
+
+def _of_plain_node(  # noqa: PLR0911 - one for each kind of node
+    node: ast.AST, docstrings: set[int], modules: Mapping[str, str]
+) -> list[Finding]:
     match node:
         case ast.FunctionDef(name="__eq__", args=args, body=body):
             return ["eq"] if _ignores_other(args, list(body)) else []
@@ -103,36 +195,44 @@ def _of_node(node: ast.AST, docstrings: set[int]) -> list[Finding]:  # noqa: PLR
             return ["eq"] if blind else []
         case ast.Call(func=ast.Name(id="setattr"), args=[_, key, value]) if _is_eq(key):
             return ["eq"] if _blind(value) else []
-        case ast.Call(func=ast.Name(id=name)) if name in _BUILTINS:
-            return ["dynamic"]
-        case ast.Call(
-            func=ast.Name(id="getattr" | "setattr"), args=[_, ast.BinOp() | ast.Call() | ast.Subscript(), *_]
-        ):
-            return ["dynamic"]
-        case ast.Attribute(attr="modules", value=ast.Name(id="sys")):
-            return ["dynamic"]
         case ast.Attribute(attr=attr, value=value):
-            return _named(attr, value)
+            return _named(attr, modules.get(value.id, value.id) if isinstance(value, ast.Name) else "")
         case ast.Import(names=names):
-            return [_MODULES[top] for name in names if (top := name.name.partition(".")[0]) in _MODULES]
-        case ast.ImportFrom(module=module, names=names):
-            top = (module or "").partition(".")[0]
-            inner: list[Finding] = [
-                _NAMES[name.name] for name in names if name.name in _NAMES and _fits(name.name, top)
-            ]
-            whole: list[Finding] = [_MODULES[top]] if top in _MODULES else []
-            return [*inner, *whole]
+            return [kind for name in names for kind in _imported(name.name)]
+        case ast.ImportFrom(module=module, names=names, level=level):
+            return _imported_from(module or "", [name.name for name in names], level)
         case ast.Constant(value=str() as text) if id(node) not in docstrings:
             return [kind for pattern, kind in _TEXTS if pattern.search(text)]
         case _:
             return []
 
 
-def _named(attr: str, value: ast.expr) -> list[Finding]:
-    if attr not in _NAMES:
+def _named(attr: str, owner: str) -> list[Finding]:
+    if (owner == "sys" and attr == "modules") or (owner == "builtins" and attr in _BUILTINS):
+        return ["dynamic"]
+    return [_NAMES[attr]] if attr in _NAMES and _fits(attr, owner) else []
+
+
+def _imported(module: str) -> list[Finding]:
+    top = module.partition(".")[0]
+    if top in _MODULES:
+        return [_MODULES[top]]
+    return [] if _COMPARING.isdisjoint(module.split(".")) else ["pytest"]
+
+
+def _imported_from(module: str, names: Sequence[str], level: int) -> list[Finding]:
+    if level:
+        # A module of the repository's own; what is in it is looked at where it is.
         return []
-    owner = value.id if isinstance(value, ast.Name) else ""
-    return [_NAMES[attr]] if _fits(attr, owner) else []
+    found: list[Finding] = [*_imported(module)]
+    for name in names:
+        if name in _NAMES and _fits(name, module.partition(".")[0]):
+            found.append(_NAMES[name])
+        elif module == "builtins" and name in _BUILTINS:
+            found.append("dynamic")
+        elif not found:
+            found += _imported(f"{module}.{name}")
+    return found
 
 
 def _fits(name: str, owner: str) -> bool:

@@ -13,7 +13,7 @@ from prorld_swe.environment import ARGUMENTS, environment, find_python, roots
 from prorld_swe.findings import Finding, find, find_in_patch
 from prorld_swe.judging import Verdict, judge_report
 from prorld_swe.logs import check_logged, run_logged
-from prorld_swe.paths import Sifted, changed_paths
+from prorld_swe.paths import Sifted, changed_paths, without_shadows
 from prorld_swe.repository import ROOT, make_repository, prepare_image
 from prorld_swe.shell import GIT, run_script
 from prorld_swe.sources import Tree
@@ -23,7 +23,7 @@ from prorld_swe.testrun import TestReport, run_tests
 __all__ = ["Examiner", "Marks"]
 
 READ_BYTES = 4 << 20
-LOOKED_AT_MAX = 200
+LOOKED_AT_MAX = 2_000
 APPLY_S = 120.0
 
 # As the field tries it: plainly, then by what the patch says of its base, then with some tolerance.
@@ -41,6 +41,21 @@ printf '%s' "$FILES" | while IFS= read -r path; do
     if git cat-file -e "HEAD:$path" 2>/dev/null; then git checkout -q HEAD -- "$path"; fi
 done
 if [ -s "$PATCH" ]; then git apply --whitespace=nowarn "$PATCH"; fi
+"""
+
+
+# What is installed beside the repository, and what the repository has where modules are looked for.
+_KNOWN = """
+cd /
+"$PYTHON" -I -c 'import os, sys
+for path in sys.path:
+    if os.path.isdir(path) and not os.path.realpath(path).startswith("{root}"):
+        print("\\n".join(sorted(os.listdir(path))))'
+""".replace("{root}", ROOT)
+_THERE = f"""
+cd {ROOT}
+git() {{ command {GIT} "$@"; }}
+printf '%s' "$ROOTS" | while IFS= read -r place; do git ls-tree --name-only HEAD $place; done
 """
 
 
@@ -65,6 +80,9 @@ class Examiner:
     async def examine(self, sifted: Sifted) -> Marks:
         """All of it; what the sandbox or the instance lacks is a ``GraderError``."""
         baseline = await self._prepare()
+        sifted = await self._without_shadows(sifted)
+        if not sifted.changes:
+            return Marks(applied=False, verdict=Verdict(why="nothing is left of the patch"))
         before = await self._counts(sifted)
         if not await self._apply(sifted.patch):
             return Marks(applied=False, verdict=Verdict(why="the patch does not apply"))
@@ -130,6 +148,23 @@ class Examiner:
             raise GraderError(f"the tests can't be put in place: {done.text[-300:].strip()}", code="environment")
 
     # --- the patch -----------------------------------------------------------------------------------------------
+
+    async def _without_shadows(self, sifted: Sifted) -> Sifted:
+        """Tests import what is installed, too: no new file of the patch may come in its place."""
+        if not self._python or not any(change.kind == "added" for change in sifted.changes):
+            return sifted
+        places = dict.fromkeys(root.rstrip("/") for root in self._task.python_path if root not in {"", "."})
+        listing = "".join(f"{place}\n" for place in ["", *(f"{place}/" for place in places)])
+        known = await run_script(self._sandbox, _KNOWN, limit_s=APPLY_S, PYTHON=self._python)
+        there = await run_script(self._sandbox, _THERE, limit_s=APPLY_S, ROOTS=listing)
+        if known.exit_code or known.timed_out or there.exit_code or there.timed_out:
+            raise GraderError("what is installed for the tests can't be listed", code="environment")
+        return without_shadows(
+            sifted,
+            self._task.python_path,
+            there=frozenset(there.text.splitlines()),
+            known=frozenset(name.partition(".")[0] for name in known.text.splitlines()),
+        )
 
     async def _apply(self, patch: bytes) -> bool:
         place = f"/tmp/{secrets.token_hex(16)}"  # noqa: S108 - of the sandbox

@@ -11,10 +11,11 @@ import msgspec
 
 from prorld_swe.diff import Diff, FileChange
 
-__all__ = ["Sifted", "changed_paths", "is_configuration", "is_test", "sift"]
+__all__ = ["Sifted", "changed_paths", "is_configuration", "is_test", "sift", "without_shadows"]
 
-_TEST_NAME: Final = re.compile(r"(?:test_.*|.*_tests?|tests?)\.\w+", re.IGNORECASE)
-_TEST_PARTS: Final = frozenset({"test", "tests"})
+_TEST_NAME: Final = re.compile(r"(?:test_.*|.*_tests?|tests?|_?testing|testutils?)\.\w+", re.IGNORECASE)
+# Helpers that tests compare with decide as much as tests do.
+_TEST_PARTS: Final = frozenset({"test", "tests", "testing", "_testing", "testutils", "test_utils"})
 _CONFIGURATION: Final = frozenset(
     {
         *("conftest.py", "pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml", "tox.ini", "setup.cfg"),
@@ -57,7 +58,9 @@ def is_test(path: str) -> bool:
 def is_configuration(path: str) -> bool:
     """Whether a file decides which code a test run loads, or how."""
     parts = path.split("/")
-    return parts[-1].lower() in _CONFIGURATION or path.lower().endswith(_ENDINGS) or not _DIRECTORIES.isdisjoint(parts)
+    # A directory that looks like that of an installed distribution names plugins that pytest then loads.
+    ends = any(part.lower().endswith(_ENDINGS) for part in parts)
+    return parts[-1].lower() in _CONFIGURATION or ends or not _DIRECTORIES.isdisjoint(parts)
 
 
 def shadows(path: str, roots: Iterable[str]) -> bool:
@@ -69,6 +72,33 @@ def shadows(path: str, roots: Iterable[str]) -> bool:
             if top.partition(".")[0] in _JUDGES and (top.endswith(".py") or "/" in path[len(prefix) :]):
                 return True
     return False
+
+
+def without_shadows(sifted: Sifted, roots: Sequence[str], *, there: Collection[str], known: Collection[str]) -> Sifted:
+    """Without new modules that would be imported instead of ``known`` ones, which are installed beside the repository.
+
+    ``there`` are the repository's own entries below each root: what it has under such a name is its own.
+    """
+    kept: list[FileChange] = []
+    left_out = list(sifted.left_out)
+    for change in sifted.changes:
+        tops = [top for root in dict.fromkeys(["", *roots]) if (top := _top(change.path, root)) is not None]
+        if change.kind == "added" and any(
+            top not in there and top.rpartition("/")[2].partition(".")[0] in known for top in tops
+        ):
+            left_out.append((change.path, "in the place of an installed module"))
+        else:
+            kept.append(change)
+    return Sifted(changes=tuple(kept), left_out=tuple(left_out))
+
+
+def _top(path: str, root: str) -> str | None:
+    """The entry below a root that a module is in; ``None`` for what is elsewhere or no module."""
+    prefix = "" if root in {"", "."} else root.rstrip("/") + "/"
+    if not path.startswith(prefix):
+        return None
+    top, below, _ = path[len(prefix) :].partition("/")
+    return prefix + top if below or top.endswith(".py") else None
 
 
 def changed_paths(patch: str) -> frozenset[str]:

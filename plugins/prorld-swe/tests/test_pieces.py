@@ -159,6 +159,7 @@ def test_what_is_kept_is_as_it_came() -> None:
         *("tests/test_x.py", "pkg/tests/data.txt", "pkg/test_x.py", "x_test.py", "conftest.py", "a/conftest.py"),
         *("pytest.ini", "tox.ini", "setup.cfg", "pyproject.toml", "a.pth", "sitecustomize.py", "a/b.so"),
         *("pkg/__pycache__/x.pyc", "pytest.py", "_pytest/__init__.py", "src/json.py", "src/unittest/case.py"),
+        *("evil.dist-info/entry_points.txt", "src/evil.egg-info/x", "pkg/testing/tool.py", "pkg/_testing.py"),
     ],
 )
 def test_what_decides_a_grade_is_not_the_policys_to_change(path: str) -> None:
@@ -169,7 +170,7 @@ def test_what_decides_a_grade_is_not_the_policys_to_change(path: str) -> None:
 
 def test_what_a_repair_changes_may_be_changed() -> None:
     """The files of the right patch, ordinary ones, and ordinary ones with telling names."""
-    paths = ["pkg/a.py", "setup.cfg", "pkg/testing/tool.py", "pkg/json.py", "pkg/latest.py", "pkg/contest.py"]
+    paths = ["pkg/a.py", "setup.cfg", "pkg/json.py", "pkg/latest.py", "pkg/contest.py"]
     diff = parse_diff("".join(section(path) for path in paths).encode())
     sifted = sift(diff, tests=[], right=["setup.cfg"], roots=["."])
     assert [change.path for change in sifted.changes] == paths

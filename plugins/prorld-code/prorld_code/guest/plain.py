@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-__all__ = ["NotPlainError", "pack", "unpack"]
+__all__ = ["TOO_DEEP", "NotPlainError", "pack", "unpack"]
 
 DEPTH_MAX = 200
+TOO_DEEP = "nested too deeply"
 _WORD = 1 << 63
 _NO_NUMBERS = {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf")}
 
@@ -23,7 +24,7 @@ class NotPlainError(Exception):
 def pack(value: Any, depth: int = DEPTH_MAX) -> Any:
     """A value as JSON: what JSON lacks is an object with its kind ``t`` and its content ``v``."""
     if depth <= 0:
-        raise NotPlainError("nested too deeply")
+        raise NotPlainError(TOO_DEEP)
     if value is None or isinstance(value, (bool, str)):
         return str.__str__(value) if isinstance(value, str) else value
     if isinstance(value, int):

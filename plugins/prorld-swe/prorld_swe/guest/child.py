@@ -64,6 +64,7 @@ def run(channel, options):
                 if isinstance(value, types.FunctionType):
                     found[name + ":" + key] = (value, value.__code__)
                 elif isinstance(value, type) and value.__module__ == name:
+                    found[name + ":" + key + "."] = (value, None)
                     for inner, member in list(vars(value).items()):
                         plain = getattr(member, "__func__", member)
                         plain = plain.fget if isinstance(plain, property) else plain
@@ -74,6 +75,10 @@ def run(channel, options):
             if key != "_":
                 found["builtins:" + key] = (value, None)
         return found
+
+    def owner(name):
+        module, _, inner = name.partition(":")
+        return module + ":" + inner.partition(".")[0] + "."
 
     before = functions()
     config_of = []
@@ -87,6 +92,10 @@ def run(channel, options):
             if name in after and (after[name][0] is not value or after[name][1] is not code)
         ]
         changed += [name for name in before if name not in after]
+        # What a class was given beside what it had comes before what it has from others.
+        changed += [
+            name for name in after if name not in before and "." in name.partition(":")[2] and owner(name) in before
+        ]
         for config in config_of:
             for plugin in config.pluginmanager.get_plugins():
                 if identity(plugin) not in plugins and not conftest(plugin):
@@ -109,6 +118,10 @@ def run(channel, options):
         class Nothing(object):
             pass
 
+        # No honest value is equal to both of any of these;
+        pairs = [(Nothing(), object()), (nonce, nonce[::-1]), (len(nonce), 2**70 + 1), (0.125, 3.5e77)]
+        pairs += [([nonce], [0, nonce]), ((nonce,), (0, nonce)), ({nonce: 1}, {nonce: 2}), ({nonce}, {1, nonce})]
+
         for thing in gc.get_objects():
             if not isinstance(thing, type) or type.__getattribute__(thing, "__eq__") is object.__eq__:
                 continue
@@ -117,20 +130,29 @@ def run(channel, options):
                 if not file.startswith(root) or file in tests:
                     continue
                 made = thing.__new__(thing)
-                if bool(made == Nothing()) and bool(made == object()) and not bool(made != Nothing()):
-                    found.append(thing.__module__ + "." + thing.__qualname__)
             except Exception:
                 continue
+            for one, other in pairs:
+                try:
+                    blind = bool(made == one) and bool(made == other) and not bool(made != one)
+                except Exception:
+                    continue
+                if blind:
+                    found.append(thing.__module__ + "." + thing.__qualname__)
+                    break
         return found[:50]
+
+    # Not in the witness: what can be found from a class can be changed there.
+    state = {"phases": [], "failed": False, "expected": False, "looked": 0.0}
+
+    def words():
+        """What became of a test that did not simply pass."""
+        if state["failed"] or all(well for _, well in state["phases"]):
+            return "failed"
+        return "xfail" if state["expected"] else "skipped"
 
     class Witness(object):
         """Sees what became of each test, from the calls themselves and from the reports."""
-
-        def __init__(self):
-            self.phases = []
-            self.failed = False
-            self.expected = False
-            self.looked = 0.0
 
         @pytest.hookimpl(trylast=True)
         def pytest_configure(self, config):
@@ -150,41 +172,36 @@ def run(channel, options):
 
         @pytest.hookimpl(hookwrapper=True, tryfirst=True)
         def pytest_runtest_protocol(self, item, nextitem):
-            self.phases, self.failed = [], False
+            state.update(phases=[], failed=False)
             name = item.nodeid
             send(kind="begin", test=name)
             yield
             # Subtests have calls of their own before the test's own, which is the last; they may be skipped.
-            last = dict(self.phases)
-            whole = [when for when, _ in self.phases[:1]] == ["setup"] and self.phases[-1][0] == "teardown"
-            passed = whole and all(last.get(when) for when in ("setup", "call", "teardown")) and not self.failed
-            send(kind="end", test=name, outcome="passed" if passed else self.words())
-            if now() - self.looked > LOOK_EVERY_S:
+            phases = state["phases"]
+            last = dict(phases)
+            whole = [when for when, _ in phases[:1]] == ["setup"] and phases[-1][0] == "teardown"
+            passed = whole and all(last.get(when) for when in ("setup", "call", "teardown")) and not state["failed"]
+            send(kind="end", test=name, outcome="passed" if passed else words())
+            if now() - state["looked"] > LOOK_EVERY_S:
                 changed = tampered()
-                self.looked = now()
+                state["looked"] = now()
                 if changed:
                     send(kind="look", tampered=changed)
-
-        def words(self):
-            """What became of a test that did not simply pass."""
-            if self.failed or all(well for _, well in self.phases):
-                return "failed"
-            return "xfail" if self.expected else "skipped"
 
         @pytest.hookimpl(hookwrapper=True, tryfirst=True)
         def pytest_runtest_makereport(self, item, call):
             outcome = yield
             report = outcome.get_result()
             if call.when == "setup":
-                self.phases, self.failed, self.expected = [], False, False
+                state.update(phases=[], failed=False, expected=False)
             well = call.excinfo is None and report.outcome == "passed" and not hasattr(report, "wasxfail")
-            self.phases.append((call.when, well))
-            self.expected = self.expected or (hasattr(report, "wasxfail") and report.outcome == "skipped")
-            self.failed = self.failed or report.outcome == "failed"
+            state["phases"].append((call.when, well))
+            state["expected"] = state["expected"] or (hasattr(report, "wasxfail") and report.outcome == "skipped")
+            state["failed"] = state["failed"] or report.outcome == "failed"
 
         @pytest.hookimpl(tryfirst=True)
         def pytest_runtest_logreport(self, report):
-            self.failed = self.failed or report.outcome == "failed"
+            state["failed"] = state["failed"] or report.outcome == "failed"
 
     def configuration():
         """The file that pytest would take its settings from, were nothing but the repository looked at."""
