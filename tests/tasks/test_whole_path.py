@@ -7,7 +7,7 @@ a minute in all is played by ``./just test-real tasks``, and a chosen part of it
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -32,25 +32,26 @@ NEEDED = {"gold", "empty", "wrong", "malformed"}
 CHOSEN: dict[str, tuple[int, tuple[str, ...]]] = {
     "swe": (1, (*NEEDED, "cheat:conftest", "cheat:forged_output", "cheat:patched_pytest")),
 }
+# A grade of its own, one by a grader's child and a judge, and one in a fresh sandbox.
+QUICK = ("calc", "stem", "swe")
 # What handlers say when they give a grade, each with what it was given for.
 REASONS = {"graded", "scored", "no answer to score", "played", "verified", "the work used its sandbox up"}
 SETTINGS = {
     # A tool call that never ends is stopped sooner than a minute after it began.
     "math": "[handlers.config.math]\ntool_s = 3.0\n",
     "stem": "[handlers.config.stem]\ntool_s = 3.0\n",
-    "swe": "[handlers.config.swe]\ntest_least_s = 20.0\ntest_limit_s = 20.0\n",
+    "swe": "[handlers.config.swe]\ntest_least_s = 30.0\ntest_limit_s = 30.0\n",
 }
 
 
 @contextmanager
-def settings_of(name: str) -> Iterator[str]:
-    """Those of the daemon for a handler, with a judge that can be asked for the one that asks."""
-    settings = SETTINGS.get(name, "")
+def judge_of(name: str) -> Iterator[str]:
+    """What the daemon has to be told of a judge, for the handler that asks one."""
     if name != "stem":
-        yield settings
+        yield ""
         return
     with judge_engine() as url:
-        yield f'{settings}[[backends]]\nurl = "{url}"\nkind = "openai"\npolicy = "judge"\n'
+        yield f'[[backends]]\nurl = "{url}"\nkind = "openai"\npolicy = "judge"\n'
 
 
 @pytest.fixture
@@ -79,13 +80,21 @@ def words(rollout: Rollout) -> str:
     )
 
 
-def check_plays(place: Path, name: str, instances: Instances, names: Sequence[str] | None = None) -> None:
+def check_plays(
+    place: Path,
+    name: str,
+    instances: Instances,
+    names: Sequence[str] | None = None,
+    *,
+    limits: Mapping[str, str] = SETTINGS,
+) -> None:
     """Gold in full, everything else as it says, none without a grade and a reason."""
     handler = discover([name]).get(name)
     offered = plays_by_name(handler, instances)
     assert offered.keys() >= NEEDED
     variables = {PACKAGES_VARIABLE: str(packages_dir())}
-    with settings_of(name) as settings:
+    with judge_of(name) as judge:
+        settings = limits.get(name, "") + judge
         found = whole_path(place, handler, instances, names, settings=settings, variables=variables)
     assert len(found) == sum(len(offered[play]) for play in names or offered)
     wrong = [rollout for rollout in found if rollout.record["reward"] != pytest.approx(rollout.play.reward, abs=1e-9)]
@@ -119,7 +128,7 @@ def test_every_play_of_what_takes_long_comes_to_its_reward(name, tmp_path, given
 
 
 @pytest.mark.real
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("name", QUICK)
 def test_work_and_no_work_are_told_apart(name, tmp_path, given):
     """The part that a hurry leaves time for: two plays of one instance."""
     check_plays(tmp_path, name, given(name)[:1], ["gold", "empty"])
@@ -134,7 +143,7 @@ def test_every_play_of_made_tasks_comes_to_its_reward(tmp_path):
         pytest.skip("PRORLD_SWE_TASKS names no file of tasks")
     read_tasks = pytest.importorskip("prorld_swe.factory.plant").read_tasks
     by_package = {row["sdist"]["package"]: row for row in reversed(read_tasks(Path(named)))}
-    check_plays(tmp_path, "swe", [*by_package.values()][-2:])
+    check_plays(tmp_path, "swe", [*by_package.values()][-2:], limits={})
 
 
 def test_a_play_that_can_not_be_told_apart_fails_before_anything_is_started(tmp_path):
