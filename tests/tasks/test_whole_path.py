@@ -28,10 +28,23 @@ TASKS = sorted({*(file.stem for file in INSTANCES.glob("*.jsonl")), "swe"})
 INSTALLED = {point.name for point in entry_points(group="prorld.handlers")}
 
 NEEDED = {"gold", "empty", "wrong", "malformed"}
-# Of these handlers everything takes too long to be played every time: the instances and the plays that are.
-CHOSEN: dict[str, tuple[int, tuple[str, ...]]] = {
-    "swe": (1, (*NEEDED, "cheat:conftest", "cheat:forged_output", "cheat:patched_pytest")),
+# Of these handlers everything takes too long to be played every time: how many instances are, and which plays.
+CHOSEN: dict[str, tuple[int, tuple[str, ...] | None]] = {
+    # Cheats that the grade does not take, that it sees in the code, and that it sees in the run.
+    "swe": (1, (*sorted(NEEDED), "cheat:conftest", "cheat:patched_pytest", "cheat:forged_report")),
+    "terminal": (3, None),
 }
+ENVIRONMENTS = [
+    pytest.param({"data_source": "gem", "env": "prorld_gym.example:GuessEnv", "seed": 5}, id="gem"),
+    pytest.param(
+        {"data_source": "verifiers", "env": "prorld_gym.example:Capitals", "index": 1},
+        id="verifiers", marks=pytest.mark.real,
+    ),
+    pytest.param(
+        {"data_source": "reasoning_gym", "env": "basic_arithmetic", "seed": 3, "index": 1},
+        id="reasoning_gym", marks=pytest.mark.real,
+    ),
+]  # fmt: skip
 # A grade of its own, one by a grader's child and a judge, and one in a fresh sandbox.
 QUICK = ("calc", "stem", "swe")
 # What handlers say when they give a grade, each with what it was given for.
@@ -87,21 +100,25 @@ def check_plays(
     names: Sequence[str] | None = None,
     *,
     limits: Mapping[str, str] = SETTINGS,
+    alone: bool = False,
 ) -> None:
     """Gold in full, everything else as it says, none without a grade and a reason."""
     handler = discover([name]).get(name)
     offered = plays_by_name(handler, instances)
-    assert offered.keys() >= NEEDED
+    assert offered.keys() >= (NEEDED - {"gold"} if alone else NEEDED)
     variables = {PACKAGES_VARIABLE: str(packages_dir())}
     with judge_of(name) as judge:
         settings = limits.get(name, "") + judge
-        found = whole_path(place, handler, instances, names, settings=settings, variables=variables)
+        found = whole_path(place, handler, instances, names, settings=settings, variables=variables, alone=alone)
     assert len(found) == sum(len(offered[play]) for play in names or offered)
     wrong = [rollout for rollout in found if rollout.record["reward"] != pytest.approx(rollout.play.reward, abs=1e-9)]
     assert not wrong, "\n".join(map(words, wrong))
     assert {rollout.record["outcome"]["kind"] for rollout in found} <= {"ok", "policy_limit"}
-    assert {rollout.record["reward"] for rollout in found if rollout.play.name == "gold"} == {1.0}
-    assert all(rollout.record["tokens"]["sampled"] > 0 for rollout in found)
+    assert {rollout.record["reward"] for rollout in found if rollout.play.name == "gold"} <= {1.0}
+    # An engine that knows no play for a prompt says the end of its turn alone. Control tokens are many bytes each.
+    said = {id(rollout): rollout.record["tokens"]["sampled"] for rollout in found}
+    unsaid = [rollout for rollout in found if said[id(rollout)] <= len(rollout.play.turns[0].encode()) // 2]
+    assert not unsaid, "\n".join(map(words, unsaid))
     silent = [rollout for rollout in found if not any(line["what"] in REASONS for line in rollout.told)]
     assert not silent, "\n".join(map(words, silent))
     if name == "stem" and names is None:
@@ -125,6 +142,14 @@ def test_every_play_comes_to_its_reward(name, tmp_path, given):
 def test_every_play_of_what_takes_long_comes_to_its_reward(name, tmp_path, given):
     """On every instance."""
     check_plays(tmp_path, name, given(name))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("instance", ENVIRONMENTS)
+def test_every_play_in_an_environment_comes_to_its_reward(instance, tmp_path, given):
+    """What it says first is known when it was started, and there is no answer to be had from it."""
+    given("gym")
+    check_plays(tmp_path, "gym", [instance], alone=True)
 
 
 @pytest.mark.real

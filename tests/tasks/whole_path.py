@@ -21,6 +21,7 @@ from prorld.handlers import AgentHandler, Play
 from prorld.handlers.registry import accept
 from prorld.testing.byte_tokenizer import write_byte_tokenizer
 from prorld.testing.plays import CONTEXT_TOKENS, TURN_TOKENS, script_of
+from prorld.testing.scripted_engine.script import Script
 from tests.daemon.support import Started, daemon, environ
 from tests.tasks.engines import scripted_engines
 
@@ -67,15 +68,21 @@ def whole_path(
     *,
     settings: str = "",
     variables: Mapping[str, str] | None = None,
+    alone: bool = False,
 ) -> list[Rollout]:
     """Play these plays, or all there are, on every instance that has them.
 
-    ``settings`` are more of the daemon's, ``variables`` of its environment.
+    ``settings`` are more of the daemon's, ``variables`` of its environment. An instance whose prompt is not known
+    before the rollout has to be ``alone``: whatever an engine is asked is then answered with the play of that one.
     """
+    assert not alone or len(instances) == 1
     offered = plays_by_name(handler, instances)
     chosen = {f"play{number}": name for number, name in enumerate(names or sorted(offered))}
     having = {policy: [instances[line - 1] for line in offered[name]] for policy, name in chosen.items()}
-    scripts = {policy: script_of(handler, having[policy], name) for policy, name in chosen.items()}
+    scripts = {
+        policy: _said_to_anybody(offered[name][1]) if alone else script_of(handler, having[policy], name)
+        for policy, name in chosen.items()
+    }
     tokenizer = write_byte_tokenizer(place / "tokenizer")
     with scripted_engines(place, scripts) as urls:
         for policy, url in urls.items():
@@ -92,6 +99,10 @@ def whole_path(
                 return _run(place / policy, started, handler.name, policy, offered[name], instances)
 
             return [rollout for found in pool.map(run, chosen, chosen.values()) for rollout in found]
+
+
+def _said_to_anybody(play: Play) -> Script:
+    return Script(pick="marker", turns=[*play.turns], max_model_len=CONTEXT_TOKENS)
 
 
 def _run(
