@@ -75,12 +75,12 @@ class Maker:
         self._data = data
         self._convert = convert
         self._registry = registry
-        self._handler: AgentHandler[Any] = registry.get(data.handler)
+        self._handler: AgentHandler[Any] | None = None if data.handler is None else registry.get(data.handler)
         self._choice = choice
         self._line = line
         self._local = local
         self._encoder = msgspec.json.Encoder()
-        self._source = _data_source(self._handler, data.name)
+        self._source = None if self._handler is None else _data_source(self._handler, data.name)
         self._unseen = set(choice.filters)
         self._rows = self._skipped = self._instances = 0
         self._members: list[str] = []
@@ -198,7 +198,7 @@ class Maker:
         return open_
 
     def _sound(self, instance: dict[str, Any]) -> bytes:
-        """The instance as a line, when its handler would take it as a job's."""
+        """The instance as a line, when its handler, where it has one, would take it as a job's."""
         if self._source is not None and "data_source" not in instance:
             instance = {**instance, "data_source": self._source}
         # What JSON makes of it is what the daemon will see.
@@ -209,6 +209,8 @@ class Maker:
             raise HandlerError(f"the instance can't be written as JSON: {exc}") from exc
         if len(line) > INSTANCE_BYTES_MAX:
             raise HandlerError(f"the instance has {len(line)} bytes, and a job may have {INSTANCE_BYTES_MAX}")
+        if self._handler is None:
+            return line + b"\n"
         assert isinstance(seen, dict)
         accept(self._handler, seen, AgentLimits())
         if self._handler.data_sources and "data_source" in seen:

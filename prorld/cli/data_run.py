@@ -44,7 +44,7 @@ class SetInfo(msgspec.Struct, frozen=True, kw_only=True):
     version: str
     error: str | None = None
     title: str = ""
-    handler: str = ""
+    handler: str | None = None
     rows: str = ""
     licence: str = ""
     count: int | None = None
@@ -64,7 +64,7 @@ class Provenance(msgspec.Struct, frozen=True, kw_only=True):
 
     set: str
     title: str
-    handler: str
+    handler: str | None
     licence: str
     plugin: str
     plugin_version: str
@@ -105,7 +105,13 @@ def _listed(sets: list[Known]) -> list[str]:
     lines = ["no sets; a plugin brings them, for example prorld-math"]
     if good:
         rows = [
-            [name, data.handler, "" if data.count is None else str(data.count), _source(data), _short(data.title)]
+            [
+                name,
+                data.handler or "-",
+                "" if data.count is None else str(data.count),
+                _source(data),
+                _short(data.title),
+            ]
             for name, data in good
         ]
         lines = table(("SET", "HANDLER", "COUNT", "FROM", "WHAT"), rows, right=frozenset({"COUNT"}))
@@ -126,7 +132,7 @@ def show_set(args: argparse.Namespace) -> int:
     data = _data(known)
     source = data.source
     pairs = [
-        ("set", data.name), ("what", data.title), ("handler", data.handler),
+        ("set", data.name), ("what", data.title), ("handler", data.handler or "none: rows for handlers of your own"),
         ("plugin", f"{known.distribution} {known.version}"),
         ("licence", data.licence or "not told"), ("count", "not told" if data.count is None else str(data.count)),
         ("rows", data.rows), ("from", _source(data)),
@@ -207,7 +213,8 @@ def _make(
         say_json(described[0])
         return Exit.OK
     skipped = f", {count(made.skipped, 'bad row')} left out" if made.skipped else ""
-    say(f"{clean(args.output)}: {count(made.instances, 'instance')} of {data.name} for {data.handler}{skipped}")
+    whose = "rows for a handler of your own" if data.handler is None else f"for {data.handler}"
+    say(f"{clean(args.output)}: {count(made.instances, 'instance')} of {data.name} {whose}{skipped}")
     return Exit.OK
 
 
@@ -225,6 +232,8 @@ def _prepared(args: argparse.Namespace) -> tuple[Known, Registry]:
     args.state_dir = None
     known = the_set(args.name, known_sets())
     handler = _data(known).handler
+    if handler is None:
+        return known, discover([])
     configured = load_for_sandboxes(args).config.handlers.config
     registry = discover([handler], {handler: configured[handler]} if handler in configured else None)
     registry.get(handler)

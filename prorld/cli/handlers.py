@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 SUMMARY = "list handlers, the kinds of task"
 
-# Names of tools a row has room for.
-_TOOLS_SHOWN = 5
+# Characters of names that a cell has room for.
+_NAMES_CHARS = 24
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = epilog(
         ("prorld handlers", "names, versions, where they come from"),
         ("prorld handlers --local", "those installed here, without a daemon"),
+        ("prorld handlers --json", "with every data source and tool"),
         ("prorld handlers --schema math", "what an instance of math looks like"),
     )
     parser.add_argument("--local", action="store_true", help="look at what is installed here, not at a daemon")
@@ -74,9 +75,7 @@ def lines(items: Sequence[HandlerInfo]) -> list[str]:
     good = [item for item in items if item.error is None]
     shown = [typed("no handlers; install a plugin, for example prorld-math, or write one: `prorld plugin new NAME`")]
     if good:
-        rows = [
-            [item.name, item.version, ", ".join(item.data_sources) or "-", _tools(item), item.origin] for item in good
-        ]
+        rows = [[item.name, item.version, _first(item.data_sources), _first(item.tools), item.origin] for item in good]
         shown = table(("HANDLER", "VERSION", "DATA SOURCES", "TOOLS", "FROM"), rows)
     shown += [
         f"not loaded: {clean(item.name)} from {clean(item.origin)} {clean(item.version)}: {clean(item.error)}"
@@ -86,6 +85,10 @@ def lines(items: Sequence[HandlerInfo]) -> list[str]:
     return shown
 
 
-def _tools(item: HandlerInfo) -> str:
-    more = len(item.tools) - _TOOLS_SHOWN
-    return ", ".join(item.tools[:_TOOLS_SHOWN]) + (f", {more} more" if more > 0 else "") or "-"
+def _first(names: Sequence[str]) -> str:
+    """As many as there is room for, and how many more there are: one handler must not widen the table of all."""
+    shown = 1
+    while shown < len(names) and len(", ".join(names[: shown + 1])) <= _NAMES_CHARS:
+        shown += 1
+    more = len(names) - shown
+    return ", ".join(names[:shown]) + (f", {more} more" if more > 0 else "") or "-"

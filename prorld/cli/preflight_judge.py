@@ -25,6 +25,8 @@ TOLD_LINES = 3
 WORDS_CHARS = 400
 
 _INFRASTRUCTURE = frozenset({OutcomeKind.ENV_ERROR, OutcomeKind.LLM_ERROR, OutcomeKind.CANCELLED, OutcomeKind.LOST})
+NO_JUDGE = "no_judge"
+_ABOUT_JUDGES = "a preflight has no engine and so no judge; try such tasks with one in the daemon: `prorld run`"
 
 
 class Verdict(StrEnum):
@@ -59,7 +61,14 @@ class Tried(msgspec.Struct, frozen=True, kw_only=True):
     def is_void(self) -> bool:
         """Whether it says nothing about the instance."""
         outcome = self.record.outcome
-        return outcome is None or outcome.kind in _INFRASTRUCTURE or (self.record.reward is None and outcome.retryable)
+        if outcome is None or outcome.kind in _INFRASTRUCTURE:
+            return True
+        return self.record.reward is None and (outcome.retryable or self.lacks_judge)
+
+    @property
+    def lacks_judge(self) -> bool:
+        """Whether its handler asked a judge, of which a preflight has none: that is no fault of the instance."""
+        return self.record.outcome is not None and self.record.outcome.code == NO_JUDGE
 
     def hits(self, reward: float) -> bool:
         """Whether it came to this reward."""
@@ -142,6 +151,7 @@ def _why(play: Play, one: Tried, times: int, of: int) -> str:
     record, outcome = one.record, one.record.outcome
     if record.reward is None:
         words = "no end" if outcome is None else f"{outcome.kind.value} ({outcome.code}): {outcome.message}"
+        words += f"; {_ABOUT_JUDGES}" if one.lacks_judge else ""
     else:
         parts = ", ".join(f"{name} {value:g}" for name, value in record.reward_parts.items())
         words = f"reward {record.reward:g}, and not {play.reward:g}{f' ({parts})' if parts else ''}"

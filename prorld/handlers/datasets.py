@@ -38,11 +38,13 @@ class Dataset(msgspec.Struct, frozen=True, kw_only=True):
 
     ``convert`` is ``package.module:function``: called with each decoded row (a dict; for ``bytes`` the content of each
     file) and the member's name, it yields instances as dicts, or none for a row that is no task.
+
+    Without ``handler`` it is material for handlers that are still to be written: its rows are checked by nobody.
     """
 
     name: Name
     title: str
-    handler: str
+    handler: str | None = None
     convert: str
     rows: Rows = "jsonl"
     source: PackageFiles | None = None

@@ -87,6 +87,7 @@ DATASETS = (
     Dataset(name="mine", title="A public format", handler="sums", convert="sum_sets:of_row", count=2),
     Dataset(name="words", title="Bytes", handler="sums", convert="sum_sets:of_bytes", rows="bytes"),
     Dataset(name="odd", title="Odd", handler="sums", convert="sum_sets:odd"),
+    Dataset(name="raw", title="Of no handler", convert="sum_sets:odd"),
     Dataset(name="lost", title="No such function", handler="sums", convert="sum_sets:gone"),
     Dataset(name="crooked", title="No such form", handler="sums", convert="sum_sets"),
     Dataset(name="orphan", title="No such handler", handler="no-such-handler", convert="sum_sets:of_row"),
@@ -409,6 +410,13 @@ def test_every_shape_of_file_is_read(convert, name, content):
     """Also compressed, and in more than one piece."""
     code, made, _, err = convert("out.jsonl", {name: content()})
     assert (code, made) == (0, MADE), err
+
+
+def test_a_set_of_no_handler_is_written_as_it_is(convert):
+    """Nobody says which fields it has to have."""
+    code, made, _, err = convert("out.jsonl", {"a.jsonl": lines({"a": "x"}, {"a": "other"})}, converted="raw")
+    assert code == 0, err
+    assert made == [{"a": "x", "b": 1}, {"a": 1, "b": 1, "data_source": "elsewhere"}]
 
 
 def test_an_object_of_json_is_one_row_and_bytes_are_left_as_they_are(convert):

@@ -250,14 +250,18 @@ def test_one_policy_at_a_time(cli):
 
 
 def test_local_handlers_need_no_daemon(cli):
-    """Installed ones, with version, origin, data sources and tools."""
+    """Installed ones, with version, origin, and as many data sources and tools as fit on a line; JSON has them all."""
     pytest.importorskip("prorld_math")
     code, out, _ = cli("handlers", "--local")
     assert code == 0
     (row,) = [line for line in out.splitlines() if line.startswith("math ")]
     assert "prorld-math" in row
-    assert "dapo-math*" in row
-    assert "python" in row
+    assert "deepscaler, math_dapo, 5 more" in row
+    assert max(len(line) for line in out.splitlines() if not line.startswith("not loaded")) <= 120
+    items = json.loads(cli("handlers", "--local", "--json")[1])
+    (math,) = [item for item in items if item["name"] == "math"]
+    assert "dapo-math*" in math["data_sources"]
+    assert "python" in math["tools"]
 
 
 def test_a_schema_can_be_read(cli):

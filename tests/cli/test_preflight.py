@@ -78,6 +78,8 @@ class FlyHandler(AgentHandler[Fly]):
         self.seen[word, result.answer] += 1
         if how == "env" or (how == "once" and self.seen[word, result.answer] == 1):
             raise SandboxError("no room")
+        if how == "judge":
+            await job.ask("judge", [user("Is it right?")])
         if how == "grader":
             raise ValueError("can't read it")
         job.progress("graded", said=result.answer)
@@ -170,6 +172,15 @@ def test_each_kind_gets_its_verdict(fly, tmp_path):
     assert "no plays today" in by_line[7]["why"]
     assert "line 2 is bad: gold: reward 0" in out
     assert "9 instances: 2 good, 3 unsure, 1 flaky, 3 bad" in out
+
+
+def test_what_needs_a_judge_is_unsure(fly, tmp_path):
+    """There is none without an engine; that says nothing about the instance, and the report says what does."""
+    assert fly("-o", "good.jsonl", "--times", "1", how=("judge",))[0] == 1
+    (line,) = lines(tmp_path / "good.report.jsonl")
+    assert line["verdict"] == "unsure"
+    assert "no policy 'judge' that could judge; a preflight has no engine and so no judge" in line["why"]
+    assert "`prorld run`" in line["why"]
 
 
 def test_all_plays_have_to_come_to_their_reward(fly):

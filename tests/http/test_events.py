@@ -10,7 +10,8 @@ import trio
 
 from prorld.http import sse
 from prorld.http.guarded import ConnectionLimits
-from tests.http.support import ALICE, BOB, Client, until
+from tests.http.raw_client import Client, until
+from tests.http.support import ALICE, BOB
 
 JOB = {"job_id": "a", "instance": {}}
 STREAM = {"Accept": "text/event-stream"}

@@ -8,7 +8,8 @@ import pytest
 import trio
 
 from prorld.http.guarded import Connection, ConnectionLimits
-from tests.http.support import Client, World, open_fds, until
+from tests.http.raw_client import Client, open_fds, until
+from tests.http.support import World
 
 UPGRADE = (
     b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"

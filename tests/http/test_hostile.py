@@ -13,7 +13,8 @@ import trio
 
 from prorld.http.guarded import ConnectionLimits
 from tests.http.live import live_world
-from tests.http.support import Client, World, open_fds, until
+from tests.http.raw_client import Client, open_fds, until
+from tests.http.support import World
 from tests.http.test_guarded import hostile
 
 pytestmark = pytest.mark.slow

@@ -23,7 +23,7 @@ from prorld.errors import (
     TooLarge,
     Unauthorized,
 )
-from tests.http.support import until
+from tests.http.raw_client import until
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import trio
 from prorld.domain.outcome import OutcomeKind
 from prorld.wire.jobs import JobRecord
 from prorld.wire.trajectory import Trajectory
-from tests.http.support import open_fds, until
+from tests.http.raw_client import open_fds, until
 
 JOB = {"job_id": "a", "handler": "math", "instance": {"q": "1+1"}, "group_id": "g", "metadata": {"k": [1]}}
 

@@ -6,7 +6,8 @@ import pytest
 import trio
 
 from tests.http.live import live_world
-from tests.http.support import ALICE, BOB, READER, until
+from tests.http.raw_client import until
+from tests.http.support import ALICE, BOB, READER
 
 JOB = {"job_id": "a", "handler": "fake", "instance": {}}
 

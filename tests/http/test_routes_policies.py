@@ -11,7 +11,8 @@ import trio
 from prorld.testing.fake_backend import FakeBackend
 from prorld.testing.scripted_engine.script import Latency, Script
 from tests.http.live import LiveWorld, live_world
-from tests.http.support import ADMIN, ALICE, BOB, READER, until
+from tests.http.raw_client import until
+from tests.http.support import ADMIN, ALICE, BOB, READER
 
 DEFAULT = "/v1/policies/default"
 RELOAD = {"version": 1, "how": "reload", "path": "/weights"}

@@ -10,7 +10,8 @@ import trio
 
 from prorld.errors import ConfigError
 from prorld.http.auth import NoAuth
-from tests.http.support import ADMIN, until
+from tests.http.raw_client import until
+from tests.http.support import ADMIN
 
 JOB = {"job_id": "a", "instance": {}}
 

@@ -16,7 +16,7 @@ from prorld.testing.scripted_engine.script import Latency, Script
 from prorld.testing.scripted_engine.serve import Serving, serve_scripted
 from prorld.wire.ops import AddBackend
 from prorld.wire.policies import PausePolicy, PolicyUpdate, ResumePolicy, UpdatePolicy
-from tests.http.support import until
+from tests.http.raw_client import until
 from tests.rollout.support import Room, room
 
 ANSWER = "forty-two" * 6

@@ -86,7 +86,7 @@ def _without_none_words(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _format(name: str, title: str, **more: Any) -> Dataset:
-    return Dataset(name=name, title=title, handler="code", convert=f"{_HERE}:{name.partition('-')[2]}", **more)
+    return Dataset(name=name, title=title, handler="code", convert=f"{_HERE}:{name.partition('-')[0]}", **more)
 
 
 DATASETS: Final = (

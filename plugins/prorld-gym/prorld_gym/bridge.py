@@ -21,6 +21,7 @@ __all__ = ["call"]
 
 OBSERVATION_CHARS = 100_000
 _MARK = "REPLY "
+_MISSING = "prorld missing module"
 
 
 def call(request: dict[str, Any]) -> dict[str, Any]:
@@ -258,14 +259,21 @@ def _elsewhere(python: str, request: dict[str, Any]) -> dict[str, Any]:
     lines = [line for line in done.stdout.decode("utf-8", "replace").splitlines() if line.startswith(_MARK)]
     if done.returncode != 0 or not lines:
         raise RuntimeError(f"{python} ended with {done.returncode} and no reply")
-    return dict(json.loads(lines[-1][len(_MARK) :]))
+    reply = dict(json.loads(lines[-1][len(_MARK) :]))
+    if _MISSING in reply:
+        raise ModuleNotFoundError(f"{reply[_MISSING]} in {python}")
+    return reply
 
 
 def main() -> None:
     """Answer the request on standard input. What libraries print goes elsewhere."""
     reply = os.dup(1)
     os.dup2(2, 1)
-    answer = call(json.loads(sys.stdin.buffer.read()))
+    try:
+        answer = call(json.loads(sys.stdin.buffer.read()))
+    except ModuleNotFoundError as exc:
+        # What this interpreter lacks is for its user to mend, and has to be told in words.
+        answer = {_MISSING: str(exc)}
     with os.fdopen(reply, "w") as out:
         out.write(f"{_MARK}{json.dumps(answer)}\n")
 

@@ -14,6 +14,7 @@ from prorld.handlers import Grader, GraderError, Workshop, open_grader
 __all__ = ["SUMMARY", "add_arguments", "run"]
 
 SUMMARY = "make and check tasks of reasoning-gym"
+USAGE = 2
 ROWS_MAX = 100_000
 # Rows of one call, so that none of them is longer than a reply may be.
 BATCH = 50
@@ -45,17 +46,31 @@ async def run(args: argparse.Namespace, workshop: Workshop) -> int:
         config = None
     if not isinstance(config, dict) or not 0 < args.n <= ROWS_MAX or (args.action == "make" and args.output is None):
         workshop.warn("needed are: a JSON object for --keywords, --n from 1 on, and for make a file for --output")
-        return 64
+        return USAGE
     async with open_grader("prorld_gym.bridge:call", dict[str, Any], children=1, limit_s=args.limit) as grader:
         asked = {"kind": "reasoning_gym", "seed": args.seed, "config": config, "python": args.python}
-        names = args.env
-        if args.all:
-            names = [name for name in (await grader.grade({**asked, "op": "names"}))["names"] if name != "composite"]
-        if not names:
+        if not args.env and not args.all:
             workshop.warn("name generators with --env, or take --all")
-            return 64
+            return USAGE
+        # Asked in any case: without the library every generator would fail, and the file would be emptied for nothing.
+        try:
+            known = (await grader.grade({**asked, "op": "names"}))["names"]
+        except GraderError as exc:
+            workshop.warn(_no_names(exc))
+            return 1
+        names = [name for name in known if name != "composite"] if args.all else args.env
         act = _make if args.action == "make" else _check
         return await act(names, asked, args, workshop, grader)
+
+
+def _no_names(exc: GraderError) -> str:
+    """Why there are no generators, and what helps where the library is not there."""
+    if "No module named 'reasoning_gym'" not in exc.message:
+        return f"reasoning-gym can't be used: {exc.message}"
+    return (
+        "reasoning-gym is not installed: pip install 'prorld-gym[reasoning-gym]' (in prorld's own repository: `./just"
+        " init`), or name the interpreter of an environment that has it: --python FILE"
+    )
 
 
 async def _make(

@@ -68,7 +68,15 @@ class MathHandler(AgentHandler[MathInstance]):
     name = "math"
     instance_type = MathInstance
     config_type: ClassVar[type[msgspec.Struct]] = MathConfig
-    data_sources: ClassVar[tuple[str, ...]] = ("deepscaler", "math_dapo", "dapo-math*", "aime*", "hmmt*", "numina_*")
+    data_sources: ClassVar[tuple[str, ...]] = (
+        "deepscaler",
+        "math_dapo",
+        "dapo-math*",
+        "aime*",
+        "hmmt*",
+        "minif2f",
+        "numina_*",
+    )
     default_tools: ClassVar[tuple[str, ...]] = ("python",)
 
     def __init__(self, config: msgspec.Struct | None = None) -> None:

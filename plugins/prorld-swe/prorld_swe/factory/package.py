@@ -79,13 +79,14 @@ class _Maker:
         }
         self.verdicts: Counter[str] = Counter()
 
-    async def baseline(self) -> Baseline | None:
-        """From the journal, or measured now."""
+    async def baseline(self, tell: Callable[[str], None]) -> Baseline | None:
+        """From the journal, or measured now, which takes minutes."""
         known = self.journal.measured(self.key)
         if known is None:
             started = trio.current_time()
             known = Measured(package=self.key, name=self.origin.name, version=self.origin.version)
             s = self.settings
+            tell(f"{self.origin.name}: running its own tests again and again, to see which can be relied on")
             rules = BaselineRules(limit_s=s.limit_s, slow_s=s.slow_s, times=s.times, load=s.load)
             try:
                 layout = find_layout(self.tree, self.origin.name, self.order.wishes)
@@ -101,7 +102,7 @@ class _Maker:
 
     async def make(self, width: int, tell: Callable[[str], None]) -> None:
         """Bugs in waves of ``width``, which are taken in order, so that a run's speed does not decide what is kept."""
-        baseline = await self.baseline()
+        baseline = await self.baseline(tell)
         if baseline is None:
             return
         self.report.tests, self.report.flaky = len(baseline.stable), len(baseline.flaky)
