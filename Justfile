@@ -39,7 +39,7 @@ test *ARGS: (_env "dev")
 test-fast *ARGS: (_env "dev")
     @"{{ bin }}/pytest" -m "not slow and not real" "$@"
 
-# Tests on real things: engines, sandboxes, systemd, slurm (all that there are when none is named).
+# Tests on real things: engines, sandboxes, docker, systemd, slurm, tasks (all that there are when none is named).
 test-real *NAMES: (_env "dev")
     @scripts/test-real "$@"
 

@@ -314,6 +314,7 @@ def test_a_vllm_that_can_not_be_had_is_one_line(tmp_path: Path):
         (["--quick"], False, 0, False),
         (["--quick", "engines"], False, 0, False),
         (["sandboxes"], False, 0, False),
+        (["tasks"], False, 0, False),
     ],
 )
 def test_vllm_is_wanted_for_engines_and_never_in_a_hurry(

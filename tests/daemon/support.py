@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -92,12 +92,18 @@ def scripted_engine(place: Path, script: Script) -> Iterator[str]:
 
 @contextmanager
 def daemon(
-    place: Path, engine: str | None, *flags: str, settings: str = "", warm: int = 0, talkative: bool = False
+    place: Path,
+    engine: str | None,
+    *flags: str,
+    settings: str = "",
+    warm: int = 0,
+    talkative: bool = False,
+    variables: Mapping[str, str] | None = None,
 ) -> Iterator[Started]:
     """``prorld serve`` on that engine, or its own, under these settings; ended by SIGTERM unless the test ended it.
 
     It keeps no warm sandboxes unless told to, so that what is there is of jobs. What it logs is kept for the test to
-    read, unless it is ``talkative``: then somebody reads it all the time.
+    read, unless it is ``talkative``: then somebody reads it all the time. ``variables`` are of its environment.
     """
     state = place / "state"
     tokenizer = write_byte_tokenizer(place / "tokenizer")
@@ -105,10 +111,11 @@ def daemon(
     policy = "" if engine is None else f'[policies.default]\ntokenizer = "{tokenizer}"\n'
     config.write_text(f"{settings}[warm]\ntotal = {warm}\n{policy}")
     command = [sys.executable, "-m", "prorld.cli", "serve", "--port", "0", "--log-format", "json"]
+    env = {**environ(state), **(variables or {})}
     command += ["--config", str(config), *([] if engine is None else ["--backend", f"vllm={engine}"]), *flags]
     with (
         (place / "stderr").open("wb") as errors,
-        subprocess.Popen(command, env=environ(state), stdout=subprocess.PIPE, stderr=errors, text=True) as process,
+        subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=errors, text=True) as process,
     ):
         assert process.stdout is not None
         for line in process.stdout:

@@ -1,7 +1,7 @@
 """The plays of a handler through everything that there is: ``prorld run``, a real daemon, real sandboxes, real engines.
 
-One daemon serves all plays. Each play is a policy of its own, on a scripted engine in a process of its own, since the
-prompts of an instance are the same whoever answers them.
+One daemon serves all plays. Each play is a policy of its own, on a scripted engine of its own, since the prompts of an
+instance are the same whoever answers them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +21,18 @@ from prorld.handlers import AgentHandler, Play
 from prorld.handlers.registry import accept
 from prorld.testing.byte_tokenizer import write_byte_tokenizer
 from prorld.testing.plays import CONTEXT_TOKENS, TURN_TOKENS, script_of
-from tests.daemon.support import Started, daemon, environ, scripted_engine
+from prorld.testing.scripted_engine.script import Script
+from tests.daemon.support import Started, daemon, environ
+from tests.tasks.engines import scripted_engines
 
 __all__ = ["INSTANCES", "Rollout", "instances_of", "plays_by_name", "whole_path"]
 
 INSTANCES = Path(__file__).parent / "instances"
 RUN_S = 540.0
+# Runs of ``prorld run`` at the same time. Most plays wait for something most of their time.
+AT_ONCE = 3
+# The policy that may be asked by graders, for which ``settings`` bring an engine.
+OTHERS = ("judge",)
 
 
 class Rollout(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,25 +67,42 @@ def whole_path(
     names: Sequence[str] | None = None,
     *,
     settings: str = "",
+    variables: Mapping[str, str] | None = None,
+    alone: bool = False,
 ) -> list[Rollout]:
-    """Play these plays, or all there are, on every instance that has them. ``settings`` are more of the daemon's."""
+    """Play these plays, or all there are, on every instance that has them.
+
+    ``settings`` are more of the daemon's, ``variables`` of its environment. An instance whose prompt is not known
+    before the rollout has to be ``alone``: whatever an engine is asked is then answered with the play of that one.
+    """
+    assert not alone or len(instances) == 1
     offered = plays_by_name(handler, instances)
     chosen = {f"play{number}": name for number, name in enumerate(names or sorted(offered))}
+    having = {policy: [instances[line - 1] for line in offered[name]] for policy, name in chosen.items()}
+    scripts = {
+        policy: _said_to_anybody(offered[name][1]) if alone else script_of(handler, having[policy], name)
+        for policy, name in chosen.items()
+    }
     tokenizer = write_byte_tokenizer(place / "tokenizer")
-    with ExitStack() as stack:
-        for policy, name in chosen.items():
-            folder = place / policy
-            folder.mkdir()
-            having = [instances[line - 1] for line in offered[name]]
-            url = stack.enter_context(scripted_engine(folder, script_of(handler, having, name)))
+    with scripted_engines(place, scripts) as urls:
+        for policy, url in urls.items():
             settings += f'[[backends]]\nurl = "{url}"\nkind = "vllm"\npolicy = "{policy}"\n'
+        for policy in (*urls, *OTHERS):
             settings += f'[policies.{policy}]\ntokenizer = "{tokenizer}"\n'
-        started = stack.enter_context(daemon(place, None, "--no-embedded", settings=settings, talkative=True))
-        return [
-            rollout
-            for policy, name in chosen.items()
-            for rollout in _run(place / policy, started, handler.name, policy, offered[name], instances)
-        ]
+        flags = ("--no-embedded",)
+        with (
+            daemon(place, None, *flags, settings=settings, talkative=True, variables=variables) as started,
+            ThreadPoolExecutor(AT_ONCE) as pool,
+        ):
+
+            def run(policy: str, name: str) -> list[Rollout]:
+                return _run(place / policy, started, handler.name, policy, offered[name], instances)
+
+            return [rollout for found in pool.map(run, chosen, chosen.values()) for rollout in found]
+
+
+def _said_to_anybody(play: Play) -> Script:
+    return Script(pick="marker", turns=[*play.turns], max_model_len=CONTEXT_TOKENS)
 
 
 def _run(
@@ -91,6 +114,7 @@ def _run(
     instances: Sequence[Mapping[str, Any]],
 ) -> list[Rollout]:
     """``prorld run`` over the instances that have this play."""
+    folder.mkdir()
     having = [*plays]
     tasks = folder / "tasks.jsonl"
     tasks.write_text("".join(json.dumps(instances[line - 1]) + "\n" for line in having))

@@ -57,9 +57,10 @@ class CalcHandler(AgentHandler[CalcInstance]):
         return plays_of(instance)
 
     async def evaluate(self, job: JobContext[CalcInstance], result: RunResult) -> Grade:
-        """1 for the right number, said as the answer."""
+        """1 for the right number, said as the answer. The job's events say what it was."""
         said = result.answer if result.stop is StopReason.FINISHED else None
         right = said is not None and int(said) == job.instance.answer
+        job.progress("graded", answer=said, right=job.instance.answer, stop=result.stop.value)
         return Grade(
             reward=float(right),
             parts={"correct": float(right), "used_calculator": float(bool(result.data.get("used_calculator")))},

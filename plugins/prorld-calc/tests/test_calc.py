@@ -52,6 +52,8 @@ async def test_every_play_comes_to_its_reward(answer: int):
         assert run.grade.reward == play.reward == float(play.name == "gold"), play.name
         used = play.name in {"gold", "wrong"} and answer < 10**12
         assert run.grade.parts["used_calculator"] == float(used), play.name
+        told = dict(run.events)["graded"]
+        assert (told["answer"] == str(answer), told["right"]) == (play.name == "gold", answer), play.name
 
 
 @pytest.mark.slow

@@ -18,6 +18,7 @@ from prorld.testing.handlers import check_handler
 from prorld.testing.jobs import HandlerRun, run_handler
 from prorld_stem import StemInstance
 from prorld_stem.stem import StemConfig, StemHandler
+from tests.tasks.judge import verdict_on
 
 NUMBER: dict[str, Any] = {"question": "How fast is light?", "answer": "299792458 m/s"}
 WORDS: dict[str, Any] = {"problem": "Who proposed evolution by natural selection?", "answer": "Darwin"}
@@ -32,12 +33,7 @@ NO_TOOLS = AgentLimits(tools=[])
 
 def honest(_policy: str, messages: Sequence[Message]) -> str:
     """A judge that reads what it is asked, knows one synonym, and is steered by nothing."""
-    text = messages[1].content
-    token = text.rsplit("VERDICT ", 1)[1].split()[0]
-    first = text.split(f"--- FIRST ANSWER {token} ---\n")[1].split(f"\n--- END OF FIRST ANSWER {token}")[0]
-    second = text.split(f"--- SECOND ANSWER {token} ---\n")[1].split(f"\n--- END OF SECOND ANSWER {token}")[0]
-    same = first == second or {first, second} == {"Darwin", "Charles Darwin"}
-    return f"VERDICT {token} {'SAME' if same else 'DIFFERENT'}"
+    return verdict_on(messages[1].content)
 
 
 def plays_of(instance: dict[str, Any], handler: StemHandler) -> list[Play]:

@@ -198,7 +198,8 @@ class SweHandler(AgentHandler[SweInstance]):
             job.measure(f"suspicious.code_{finding}", 1)
         if verdict.timed_out and self._settings.on_timeout == "error":
             raise GraderError(verdict.why, code="tests_timeout")
-        job.progress("graded", resolved=verdict.resolved, why=verdict.why, missed=list(verdict.missed[:5]))
+        why = "all tests are as expected" if verdict.resolved else verdict.why
+        job.progress("graded", resolved=verdict.resolved, why=why, missed=list(verdict.missed[:5]))
         reward = float(verdict.resolved) if self._settings.reward == "resolved" else verdict.fraction
         parts: dict[str, Any] = {
             "applied": float(marks.applied),

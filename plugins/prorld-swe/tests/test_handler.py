@@ -121,6 +121,7 @@ async def test_a_repair_counts_whatever_else_was_left_behind(row: dict[str, Any]
     )
     run = await played(row, typed(*GOLD, more))
     assert run.metrics["suspicious.tests_touched"] == 2
+    assert dict(run.events)["graded"] == {"resolved": True, "why": "all tests are as expected", "missed": []}
 
 
 @pytest.mark.slow
