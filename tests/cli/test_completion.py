@@ -47,7 +47,7 @@ def test_the_shell_reads_it(cli, shell):
 def test_bash_offers_commands(cli):
     """At the start, all of them, and those that begin as typed."""
     assert set(COMMANDS) <= completed(cli, "prorld", "")
-    assert completed(cli, "prorld", "st") == {"status"}
+    assert completed(cli, "prorld", "stat") == {"status"}
 
 
 def test_bash_offers_what_belongs_to_the_command(cli):

@@ -74,6 +74,7 @@ class MathHandler(AgentHandler[MathInstance]):
         "hmmt*",
         "minif2f",
         "numina_*",
+        "math",
     )
     default_tools: ClassVar[tuple[str, ...]] = ("python",)
 
