@@ -37,5 +37,5 @@ def test_a_bug_keeps_its_group():
             nursery.start_soon(trio.lowlevel.checkpoint)
             raise ZeroDivisionError
 
-    with pytest.raises(ExceptionGroup):
+    with pytest.RaisesGroup(ZeroDivisionError):
         run_trio(main)
