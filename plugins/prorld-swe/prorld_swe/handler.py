@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -84,12 +83,12 @@ class SweHandler(AgentHandler[SweInstance]):
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
         """Keep unpacked distributions for all jobs."""
-        with tempfile.TemporaryDirectory(prefix="prorld-swe-") as place:
-            self._trees = Trees(Path(place))
-            try:
-                yield
-            finally:
-                self._trees = None
+        self._trees = trees = Trees()
+        try:
+            yield
+        finally:
+            self._trees = None
+            trees.close()
 
     def accept(self, instance: SweInstance, limits: AgentLimits) -> None:
         """Refuse what lacks its image or its distribution."""

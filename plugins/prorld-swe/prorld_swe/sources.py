@@ -16,6 +16,7 @@ from typing import Final
 import msgspec
 
 from prorld.handlers import GraderError, Impossible, cached_package
+from prorld_swe.held import HeldDirectory
 from prorld_swe.paths import is_configuration, is_test
 from prorld_swe.task import Sdist
 
@@ -105,19 +106,34 @@ def _bounds(entries: int, size: int) -> None:
 
 
 class Trees:
-    """Unpacked distributions of a daemon, each once, below one directory. Its methods block."""
+    """Unpacked distributions of a daemon, each once, below one directory. Its methods block.
+
+    The directory is made when it is needed, and held by a lock that ends with the process: the next one removes what a
+    killed one has left.
+    """
 
     KEPT: Final = 64
 
-    def __init__(self, place: Path) -> None:
-        self._place = place
+    def __init__(self, within: Path | None = None) -> None:
+        """``within`` is where the directory is made; by default that of temporary files."""
+        self._within = Path(tempfile.gettempdir()) if within is None else within
+        self._held: HeldDirectory | None = None
         self._trees: dict[str, Tree] = {}
+
+    def close(self) -> None:
+        """Remove all of it."""
+        self._trees.clear()
+        if self._held is not None:
+            self._held.remove()
+            self._held = None
 
     def get(self, sdist: Sdist) -> Tree:
         """The distribution as a directory; it is unpacked where it is not there yet."""
         tree = self._trees.get(sdist.sha256)
         if tree is None:
-            target = self._place / sdist.sha256
+            if self._held is None:
+                self._held = HeldDirectory(self._within, "prorld-swe-")
+            target = self._held.path / sdist.sha256
             if target.exists():
                 shutil.rmtree(target)
             unpack(require_package(sdist), target)

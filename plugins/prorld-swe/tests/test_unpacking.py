@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from prorld.handlers import GraderError
+from prorld_swe.held import LOCK, HeldDirectory
 from prorld_swe.sources import unpack
 
 
@@ -43,3 +44,19 @@ def test_what_leads_out_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(GraderError, match="leads out"):
         unpack(archive, tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["a-1.tar.gz"]
+
+
+def test_what_a_killed_process_left_goes_with_the_next(tmp_path: Path) -> None:
+    """What is held stays, and so do directories of others and those that are just being made."""
+    left, fresh, other = (tmp_path / name for name in ("prorld-swe-left", "prorld-swe-fresh", "elsewhere"))
+    for place in (left, fresh, other):
+        place.mkdir()
+    for place in (left, other):
+        (place / LOCK).touch()
+        (place / "tree").mkdir()
+    first = HeldDirectory(tmp_path, "prorld-swe-")
+    second = HeldDirectory(tmp_path, "prorld-swe-")
+    assert set(tmp_path.iterdir()) == {fresh, other, first.path, second.path}
+    first.remove()
+    second.remove()
+    assert set(tmp_path.iterdir()) == {fresh, other}

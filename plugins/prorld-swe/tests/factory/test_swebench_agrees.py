@@ -117,8 +117,7 @@ async def test_both_graders_agree(rows, runtime, tmp_path):
     logs: dict[tuple[int, str], str] = {}
     rewards: dict[tuple[int, str], float] = {}
     limit = trio.CapacityLimiter(AT_ONCE)
-    (tmp_path / "trees").mkdir()
-    trees = Trees(tmp_path / "trees")
+    trees = Trees(tmp_path)
     unpacked = [trees.get(msgspec.convert(row, SweInstance).task.sdist) for row in rows]
     handler = SweHandler()
 
