@@ -76,6 +76,8 @@ def bubblewrap_argv(
             argv += ["--perms", "0644", "--file", str(next(data)), path]
     argv += ["--proc", "/proc", "--dev", "/dev", "--perms", "1777", "--size", str(SHM_BYTES), "--tmpfs", "/dev/shm"]  # noqa: S108
     argv += ["--remount-ro", "/dev", "--perms", "1777", "--size", scratch, "--tmpfs", "/tmp", "--dir", HOME]  # noqa: S108
+    # Keys have no namespace of their own: their list would show those of everybody who is the same user of the host.
+    argv += ["--ro-bind-try", "/dev/null", "/proc/keys"]
     argv += ["--ro-bind", socket_dir, SOCKET_DIR] if socket_dir else []
     if isinstance(root, Overlay):
         for path in (spec.workdir, *spec.writable):
