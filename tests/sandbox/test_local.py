@@ -52,6 +52,8 @@ async def test_strays_end_with_it_and_neighbours_stay(warden: Warden, runtime_di
     runtime = _runtime(warden, runtime_dir, forced=True)
     async with open_sandbox(runtime, sandbox_id="one") as one:
         assert (await one.bash("x=1; sleep 1000 & disown")).exit_code == 0
+        # With its interpreter up, too, nothing of it comes later and is taken for the other's.
+        await one.python("1")
         (keeper,) = children()
         before = descendants(keeper)
         async with open_sandbox(runtime, sandbox_id="two") as two:
