@@ -23,6 +23,7 @@ from prorld.sandbox.wall import HOLDER, HOME, SHM_BYTES, Build, Request, give_di
 
 __all__ = ["Bubblewrap", "Overlay", "bubblewrap_argv", "etc_files"]
 
+KEYS = "/proc/keys"
 UID = 1000  # inside; outside it is the warden's user
 
 
@@ -77,7 +78,7 @@ def bubblewrap_argv(
     argv += ["--proc", "/proc", "--dev", "/dev", "--perms", "1777", "--size", str(SHM_BYTES), "--tmpfs", "/dev/shm"]  # noqa: S108
     argv += ["--remount-ro", "/dev", "--perms", "1777", "--size", scratch, "--tmpfs", "/tmp", "--dir", HOME]  # noqa: S108
     # Keys have no namespace of their own: their list would show those of everybody who is the same user of the host.
-    argv += ["--ro-bind-try", "/dev/null", "/proc/keys"]
+    argv += ["--ro-bind-try", "/dev/null", KEYS] if Path(KEYS).exists() else []
     argv += ["--ro-bind", socket_dir, SOCKET_DIR] if socket_dir else []
     if isinstance(root, Overlay):
         for path in (spec.workdir, *spec.writable):
