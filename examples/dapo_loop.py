@@ -150,10 +150,13 @@ def publish(client: Client, version: int) -> None:
     """Where new weights would be loaded (``how="reload"`` with their path); this only names them.
 
     An engine that is started anew has its old weights and is kept out until it is given these, the embedded one too.
+    A daemon that ends meanwhile keeps the policy paused, until it is asked for the same once more.
     """
-    if client.policy("default").version < version:
+    while client.policy("default").version < version:
         update = client.update_policy("default", version, "none")
-        client.wait_update("default", update.update_id, within_s=GROUP_S)
+        ended = client.wait_update("default", update.update_id, within_s=GROUP_S)
+        if ended.state == "failed" and ended.code != "interrupted":
+            raise ClientError(f"version {version} could not be named: {ended.message}", code=ended.code or "failed")
 
 
 def arguments(argv: list[str] | None) -> argparse.Namespace:

@@ -62,13 +62,17 @@ class PolicySettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Pause(msgspec.Struct, frozen=True, kw_only=True):
-    """A closed gate and who closed it. ``engines`` are the addresses of the engines that were paused with it."""
+    """A closed gate and who closed it. ``engines`` are the addresses of the engines that were paused with it.
+
+    ``of_update``: it was closed by an update itself, and nobody asked for a pause.
+    """
 
     pause_id: str
     holder: str
     mode: Mode
     since: str
     engines: tuple[str, ...] = ()
+    of_update: bool = False
 
 
 class Adapter(msgspec.Struct, frozen=True, kw_only=True):
@@ -272,10 +276,14 @@ def begin_update(
     """The state with the update begun, or the update that the same request made before.
 
     ``behind`` are engines that are quarantined: an update to the version in force may bring such in, and only such.
+    An update that a restart cut short left its own gate closed; its holder's next update needs no key to that.
     """
     known = _same(state, asked)
     if known is not None:
         return known
+    pause = state.pause
+    if pause_id is None and pause is not None and pause.of_update and pause.holder == asked.holder:
+        pause_id = pause.pause_id
     must_be_free(state, pause_id)
     catches_up = (
         asked.version == state.version.version

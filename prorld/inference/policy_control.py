@@ -225,7 +225,7 @@ class PolicyControl:
             await self._wait_unpinned(name, request.wait_pins_s, tenant)
             # Much may have changed meanwhile.
             return await self.update(name, msgspec.structs.replace(request, wait_pins_s=0.0), tenant)
-        pause = self._new_pause(request.mode, tenant)
+        pause = msgspec.structs.replace(self._new_pause(request.mode, tenant), of_update=True)
         work = self._start(policy, "updated", partial(self._changes(policy).update, decided, pause, request.timeout_s))
         await work.begun.wait()
         if work.error is not None:

@@ -6,6 +6,8 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -29,15 +31,20 @@ STEPS, GROUPS, SAMPLES = 3, 4, 4
 SCRIPT = Script(turns=["It is \\boxed{4}.", "It is \\boxed{5}."], pick="lot", latency=Latency(fixed_s=0.1))
 
 
-def loop(place: Path) -> subprocess.Popen[str]:
-    """The loop as a process of its own."""
+@contextmanager
+def loop(place: Path) -> Iterator[subprocess.Popen[str]]:
+    """The loop as a process of its own, which does not outlive the test."""
     prompts = place / "prompts.jsonl"
     prompts.write_text("".join(json.dumps({"problem": f"{n} - {n - 4}", "answer": "4"}) + "\n" for n in range(64)))
     command = [sys.executable, str(ROOT / "examples" / "dapo_loop.py"), "--handler", "math", "--prompts", str(prompts)]
     command += ["--steps", str(STEPS), "--groups", str(GROUPS), "--samples", str(SAMPLES)]
     command += ["--publish", "--progress", str(place / "progress.json")]
     pipe = subprocess.PIPE
-    return subprocess.Popen(command, env=environ(place / "state"), stdout=pipe, stderr=pipe, text=True)
+    with subprocess.Popen(command, env=environ(place / "state"), stdout=pipe, stderr=pipe, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def reached(place: Path, step: int, groups: int) -> bool:
@@ -75,26 +82,31 @@ def assert_whole(client: Client, out: str) -> None:
 
 def test_a_trainer_that_is_killed_goes_on(tmp_path):
     """SIGKILL in the middle of the second step; the same command ends all of them."""
-    with scripted_engine(tmp_path, SCRIPT) as engine, daemon(tmp_path, engine) as here, here.client() as client:
-        first = loop(tmp_path)
-        until(lambda: reached(tmp_path, 1, 2), 120, "the second step has begun")
-        first.kill()
-        before = first.communicate(timeout=30)[0]
-        second = loop(tmp_path)
-        out, err = second.communicate(timeout=180)
+    with (
+        scripted_engine(tmp_path, SCRIPT) as engine,
+        daemon(tmp_path, engine, talkative=True) as here,
+        here.client() as client,
+    ):
+        with loop(tmp_path) as first:
+            until(lambda: reached(tmp_path, 1, 2), 120, "the second step has begun")
+            first.kill()
+            before = first.communicate(timeout=30)[0]
+        with loop(tmp_path) as second:
+            out, err = second.communicate(timeout=180)
         assert second.returncode == 0, err
         assert_whole(client, before + out)
 
 
-def test_a_daemon_that_is_killed_is_waited_for(tmp_path):
-    """SIGKILL in the middle of a step, another daemon on another port: the loop notices nothing but time."""
-    with scripted_engine(tmp_path, SCRIPT) as engine:
-        with daemon(tmp_path, engine) as first:
-            running = loop(tmp_path)
-            until(lambda: reached(tmp_path, 1, 2), 120, "the second step has begun")
+@pytest.mark.parametrize("groups", [2, GROUPS], ids=["in the middle of a step", "while a version is named"])
+def test_a_daemon_that_is_killed_is_waited_for(tmp_path, groups: int):
+    """SIGKILL, another daemon on another port: the loop notices nothing but time."""
+    with scripted_engine(tmp_path, SCRIPT) as engine, ExitStack() as running_here:
+        with daemon(tmp_path, engine, talkative=True) as first:
+            running = running_here.enter_context(loop(tmp_path))
+            until(lambda: reached(tmp_path, 1, groups), 120, "the second step is that far")
             first.process.kill()
             first.process.wait()
-        with daemon(tmp_path, engine) as second, second.client() as client:
+        with daemon(tmp_path, engine, talkative=True) as second, second.client() as client:
             out, err = running.communicate(timeout=180)
             assert running.returncode == 0, err
             assert_whole(client, out)

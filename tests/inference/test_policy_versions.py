@@ -121,8 +121,9 @@ async def test_a_restart_keeps_everything(autojump_clock) -> None:
         assert await spans(there, "j") == [(0, 3, TOKENS)]
 
 
-async def test_an_update_that_a_restart_met_has_failed_and_stays_paused(autojump_clock) -> None:
-    """Which engines have which weights is not known, so nothing runs until somebody says."""
+@pytest.mark.parametrize("keyed", [True, False], ids=["with the key", "the same request once more"])
+async def test_an_update_that_a_restart_met_has_failed_and_stays_paused(keyed: bool, autojump_clock) -> None:
+    """Which engines have which weights is not known, so nothing runs until its holder says."""
     kept = KeptPolicies()
     async with room(backends=[rebel("load", "hang")], kept=kept) as here:
         begun = await here.policies.update("default", UpdatePolicy(version=1, how="reload", path="/w"), "alice")
@@ -134,7 +135,9 @@ async def test_an_update_that_a_restart_met_has_failed_and_stays_paused(autojump
         view = there.policies.get("default", None).pause
         assert view is not None
         assert view.holder == "alice"
-        again = await updated(there, 1, path="/w", pause_id=view.pause_id)
+        with pytest.raises(Conflict):
+            await there.policies.update("default", UpdatePolicy(version=1, how="reload", path="/w"), "bob")
+        again = await updated(there, 1, path="/w", pause_id=view.pause_id if keyed else None)
         assert again.state == "done"
         await assert_sound(there, await there.finish("j"))
 
