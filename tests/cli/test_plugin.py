@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import tomllib
 
@@ -256,7 +257,7 @@ def test_local_handlers_need_no_daemon(cli):
     assert code == 0
     (row,) = [line for line in out.splitlines() if line.startswith("math ")]
     assert "prorld-math" in row
-    assert "deepscaler, math_dapo, 5 more" in row
+    assert re.search(r"deepscaler, math_dapo, \d+ more", row)
     assert max(len(line) for line in out.splitlines() if not line.startswith("not loaded")) <= 120
     items = json.loads(cli("handlers", "--local", "--json")[1])
     (math,) = [item for item in items if item["name"] == "math"]
