@@ -21,6 +21,7 @@ SHELL_FILES = [
     "scripts/system-packages",
     "scripts/test-real",
     "scripts/tokenizers",
+    "scripts/trainers",
     "scripts/uv-settings",
     "scripts/vllm",
 ]
@@ -327,18 +328,19 @@ def test_vllm_is_wanted_for_engines_and_never_in_a_hurry(
     makes = "mkdir -p .tools/vllm/bin && : >.tools/vllm/bin/python && chmod +x .tools/vllm/bin/python"
     (tmp_path / "scripts/vllm").write_text(f"#!/bin/sh\n: >asked\n{makes if can_be_had else 'exit 69'}\n")
     (tmp_path / "scripts/system-packages").write_text("#!/bin/sh\nexit 69\n")
+    (tmp_path / "scripts/trainers").write_text("#!/bin/sh\nexit 0\n")
     (tmp_path / ".venv/bin/pytest").write_text('#!/bin/sh\necho "ran with ${PRORLD_TEST_VLLM:-nothing}"\n')
-    for name in ("scripts/vllm", "scripts/system-packages", ".venv/bin/pytest"):
+    for name in ("scripts/vllm", "scripts/system-packages", "scripts/trainers", ".venv/bin/pytest"):
         (tmp_path / name).chmod(0o755)
     command = [str(tmp_path / "scripts/test-real"), *asked]
     ended = subprocess.run(command, env={"PATH": os.environ["PATH"]}, capture_output=True, text=True, check=False)
     assert (ended.returncode, (tmp_path / "asked").exists()) == (code, installs), ended.stderr
     place = tmp_path / ".tools/vllm/bin/python"
     assert ended.stdout == f"ran with {place if place.exists() else 'nothing'}\n"
-    assert ("no vLLM here" in ended.stderr) is (code == 69)
+    assert ("not everything is here" in ended.stderr) is (code == 69)
 
 
-@pytest.mark.parametrize("name", ["vllm.txt", "vllm-overrides.txt"])
+@pytest.mark.parametrize("name", ["vllm.txt", "vllm-overrides.txt", "trainers.txt"])
 def test_what_vllm_needs_is_named_without_an_address(name: str):
     """Names and versions only."""
     text = (ROOT / "requirements" / name).read_text()
