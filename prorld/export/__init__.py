@@ -1,1 +1,1 @@
-"""Pure functions from a trajectory to what each trainer reads: no trainer is imported, nothing is fetched or written."""
+"""Pure functions from a trajectory to what each trainer reads; no trainer is imported, nothing fetched or written."""

@@ -17,7 +17,7 @@ Form = Literal["weights", "lora", "gguf", "gguf-lora"]
 
 
 class TrainSample(msgspec.Struct, frozen=True, kw_only=True):
-    """A rollout to train on. Its advantage is the same for all its rows; losses are normalised by rollout or by token."""
+    """A rollout to train on. Its advantage is that of all its rows; a loss is normalised by rollout or by token."""
 
     sample_index: int
     reward: float
