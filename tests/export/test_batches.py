@@ -6,9 +6,31 @@ import math
 
 import pytest
 
-from prorld.export import areal, atropos, nemo_rl, openrlhf, skyrl, slime, trl, verl
+from prorld.export import areal, atropos, nemo_rl, openrlhf, prime_rl, skyrl, slime, trl, verl
 from prorld.export.reading import NotExportable
 from tests.export import documents as made
+
+
+# What the classes are published with, of trainers that are in no package.
+SLIME_SAMPLE = {
+    "group_index", "index", "rollout_id", "prompt", "tokens", "response", "response_length", "label", "reward",
+    "loss_mask", "weight_versions", "rollout_log_probs", "remove_sample", "status", "metadata", "non_generation_time",
+}  # fmt: skip
+SLIME_STATUS = {"pending", "completed", "truncated", "aborted", "failed"}
+PRIME_RL_SAMPLE = {"token_ids", "mask", "logprobs", "temperatures", "env_name", "reward"}
+
+
+def test_slime_and_prime_rl_get_the_fields_that_they_publish():
+    """No field that they don't have, and every column of one length."""
+    for make in made.ALL.values():
+        for row in slime.samples(make()):
+            assert set(row) == SLIME_SAMPLE
+            assert row["status"] in SLIME_STATUS
+            assert len(row["loss_mask"]) == len(row["rollout_log_probs"]) == row["response_length"]
+            assert len(row["tokens"]) >= row["response_length"]
+        for row in prime_rl.training_samples(make(), env_name="sums"):
+            assert set(row) == PRIME_RL_SAMPLE
+            assert len({len(row[name]) for name in ("token_ids", "mask", "logprobs", "temperatures")}) == 1
 
 
 def refused(code: str):
