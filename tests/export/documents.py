@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from typing import Any
 
 from prorld.domain.branch import Branch, ForkReason, VersionSpan
@@ -10,7 +11,15 @@ from prorld.domain.job import JobState, Timing, TokenCounts
 from prorld.domain.messages import CallStatus, Message, ToolCall, ToolSchema, system, tool_result, user
 from prorld.domain.outcome import Outcome, OutcomeKind, StopReason, Verdict
 from prorld.wire.jobs import Drift
-from prorld.wire.trajectory import BranchDoc, StepReward, Trajectory, TrajectoryJob, branch_doc
+from prorld.wire.trajectory import (
+    BranchDoc,
+    PackedTrajectory,
+    StepReward,
+    Trajectory,
+    TrajectoryJob,
+    branch_doc,
+    packed_branch,
+)
 
 ADD = ToolSchema(name="add", description="Adds.", parameters={"type": "object", "properties": {}})
 OK = Outcome(kind=OutcomeKind.OK, code="ok")
@@ -84,6 +93,21 @@ class Made:
             job=record, tokenizer="t", tools=tools or [], branches=branches, calls=self.calls, drift=Drift(),
             reward=reward, step_rewards=step_rewards or [], verdict=verdict, outcome=outcome,
         )  # fmt: skip
+
+
+def packed_document(document: Trajectory) -> PackedTrajectory:
+    """The same with packed columns."""
+    fields = {name: getattr(document, name) for name in document.__struct_fields__}
+    fields["branches"] = [packed_branch(grown(branch)) for branch in document.branches]
+    return PackedTrajectory(**fields)
+
+
+def grown(doc: BranchDoc) -> Branch:
+    """The branch that a document was made of."""
+    return Branch.rebuilt(
+        doc.branch, parent=doc.parent, fork_at=doc.fork_at, reason=doc.reason, ids=array("i", doc.token_ids),
+        mask=bytes(doc.mask), logprobs=array("f", doc.logprobs), segments=doc.segments, versions=doc.policy_versions,
+    )  # fmt: skip
 
 
 def asked(made: Made) -> Branch:

@@ -10,7 +10,6 @@ from prorld.export import areal, atropos, nemo_rl, openrlhf, prime_rl, skyrl, sl
 from prorld.export.reading import NotExportable
 from tests.export import documents as made
 
-
 # What the classes are published with, of trainers that are in no package.
 SLIME_SAMPLE = {
     "group_index", "index", "rollout_id", "prompt", "tokens", "response", "response_length", "label", "reward",

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-from array import array
 
 import msgspec
 import pytest
 
-from prorld.domain.branch import Branch
 from prorld.export.formats import export
 from prorld.export.names import FORMATS
 from prorld.export.reading import NotExportable
 from prorld.wire.codec import encode
-from prorld.wire.trajectory import PackedTrajectory, Trajectory, packed_branch
-from tests.export.documents import ALL, UNUSABLE, USABLE
+from prorld.wire.trajectory import Trajectory
+from tests.export.documents import ALL, UNUSABLE, USABLE, packed_document
 from tests.export.write_golden import GOLDEN, exported, text
 
 # Which key of a row says what is trained on; ATIF and chat are for people, and for training elsewhere.
@@ -58,21 +56,6 @@ def tried(document, form):
         return export(document, form)
     except NotExportable as exc:
         return exc.stable_code
-
-
-def packed_document(document: Trajectory) -> PackedTrajectory:
-    """The same with packed columns."""
-    fields = {name: getattr(document, name) for name in document.__struct_fields__}
-    fields["branches"] = [packed_branch(grown(branch)) for branch in document.branches]
-    return PackedTrajectory(**fields)
-
-
-def grown(doc) -> Branch:
-    """The branch that a document was made of."""
-    return Branch.rebuilt(
-        doc.branch, parent=doc.parent, fork_at=doc.fork_at, reason=doc.reason, ids=array("i", doc.token_ids),
-        mask=bytes(doc.mask), logprobs=array("f", doc.logprobs), segments=doc.segments, versions=doc.policy_versions,
-    )  # fmt: skip
 
 
 def sampled(document: Trajectory) -> list[tuple[int, float]]:
