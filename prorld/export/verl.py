@@ -47,7 +47,8 @@ def _output(document: Trajectory, row: Row) -> dict[str, Any]:
             "turn_scores": [row.step_rewards[index] for index in sorted(row.step_rewards)],
             # What dynamic sampling filters on: `filter_groups.metric` names one of these.
             "reward_extra_info": {**document.job.reward_parts, "score": row.reward},
-            "uid": row.group_id if row.group_id is not None else row.job_id,
+            # Not as "uid": verl writes extra fields over its own columns, and would group by ours.
+            "group_id": row.group_id,
             "job_id": row.job_id,
             "sample_index": row.sample_index,
             "branch": row.branch,
@@ -88,6 +89,7 @@ def dataproto_columns(
     other: dict[str, list[Any]] = {"__num_turns__": [output["num_turns"] for output in outputs]}
     other |= {name: [info.get(name) for info in rewards] for name in named}
     other |= {name: [fields[name] for fields in extra] for name in _FIELDS}
+    other["uid"] = [fields["job_id"] if fields["group_id"] is None else fields["group_id"] for fields in extra]
     metrics = [output["metrics"] for output in outputs]
     return {
         "batch": batch,
@@ -107,7 +109,7 @@ _BATCH = (
     "rm_scores",
 )
 _FIELDS = (
-    "uid",
+    "group_id",
     "job_id",
     "sample_index",
     "branch",
