@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from prorld.cli.export_out import Kind, Sink
     from prorld.store.archive import Archive, Wanted
 
-SUMMARY = "trajectories of ended jobs, as JSON lines, Parquet or rows of a trainer"
+SUMMARY = "trajectories of ended jobs, as JSON or as trainers read them"
 
 _AGE = re.compile(r"(?P<n>\d{1,6})(?P<unit>[smhd])")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
