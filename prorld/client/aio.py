@@ -86,12 +86,14 @@ class AsyncClient(JobCalls, BatchCalls, PolicyCalls, OpsCalls, AsyncFace):
             await self._drive(hold.begin())
         except BaseException as exc:
             if hold.may_be_paused(exc):
-                await self._give_back(hold, exc, may=hold.may_give_back)
+                with anyio.move_on_after(UNDO_S, shield=True):
+                    await self._give_back(hold, exc, may=hold.may_give_back)
             raise
         try:
             yield hold
         except BaseException as exc:
-            await self._give_back(hold, exc, may=hold.is_unchanged)
+            with anyio.move_on_after(UNDO_S, shield=True):
+                await self._give_back(hold, exc, may=hold.is_unchanged)
             raise
         try:
             await self._drive(hold.end())
@@ -102,11 +104,13 @@ class AsyncClient(JobCalls, BatchCalls, PolicyCalls, OpsCalls, AsyncFace):
             raise
 
     async def _give_back(self, hold: PolicyHold, exc: BaseException, *, may: bool) -> None:
+        is_back = False
         try:
             if may:
-                with anyio.fail_after(UNDO_S, shield=True):
-                    await self._drive(hold.give_back())
-                return
-        except (ClientError, TimeoutError) as refusal:
-            exc.add_note(f"it could not be given back: {refusal}")
-        exc.add_note(hold.words)
+                await self._drive(hold.give_back())
+                is_back = True
+        except ClientError as refusal:
+            exc.add_note(f"it could not be given back: {refusal.message}")
+        finally:
+            if not is_back:
+                exc.add_note(hold.words)

@@ -44,12 +44,12 @@ class _Connection:
 
     async def aclose(self) -> None:
         """Close it, also while the caller is being cancelled."""
-        with anyio.move_on_after(CLOSE_S, shield=True):
-            try:
+        try:
+            with anyio.move_on_after(CLOSE_S, shield=True):
                 await self._stream.aclose()
-            except (OSError, anyio.BrokenResourceError):
-                # It was broken already; its descriptor is closed all the same.
-                return
+        except (OSError, anyio.BrokenResourceError):
+            # It was broken already; its descriptor is closed all the same.
+            return
 
     async def exchange(self, ask: Ask) -> Reply:
         """One request and its whole reply. Raises ``_Dead`` where the other side had gone before."""

@@ -106,7 +106,7 @@ def advantages(rewards: Sequence[float | None], baseline: Baseline = "grpo") -> 
     if len(counted) < 2:
         return np.where(np.isnan(values), values, 0.0)
     # By the distance from one of them, so that equal rewards have exactly themselves for their mean.
-    centred = values - (counted[0] + (counted - counted[0]).mean())
+    centred: npt.NDArray[np.float64] = values - (counted[0] + (counted - counted[0]).mean())
     if baseline == "others":
         return centred * (len(counted) / (len(counted) - 1))
     return centred if baseline == "mean" else centred / (counted.std() + _EPSILON)

@@ -146,7 +146,7 @@ class Items(AsyncIterator[T]):
             raise RuntimeError("another task waits for the next item already")
         self._is_busy = True
         try:
-            while True:
+            while True:  # noqa: ASYNC913 - it ends at the first item, and awaits before any other
                 # A step that was cancelled is done again: every one of them may be repeated.
                 outcome = None if self._step is None else await self._outcome(self._step)
                 self._step = None

@@ -104,10 +104,14 @@ class Client(JobCalls, BatchCalls, PolicyCalls, OpsCalls, SyncFace):
             raise
 
     def _give_back(self, hold: PolicyHold, exc: BaseException, *, may: bool) -> None:
+        is_back = False
         try:
             if may:
                 self._drive(hold.give_back())
-                return
+                is_back = True
         except ClientError as refusal:
             exc.add_note(f"it could not be given back: {refusal.message}")
-        exc.add_note(hold.words)
+        finally:
+            # Also where somebody has no patience for it.
+            if not is_back:
+                exc.add_note(hold.words)

@@ -41,7 +41,7 @@ def trajectory(job_id, branches):
 @st.composite
 def branches(draw):
     """A root, and forks of it that share its beginning with mask 0."""
-    found = []
+    found: list[PackedBranch] = []
     for index in range(draw(st.integers(1, 3))):
         length = draw(st.integers(0, 12))
         ids = draw(st.lists(st.integers(0, 2**31 - 1), min_size=length, max_size=length))

@@ -153,7 +153,7 @@ def test_tasks_share_a_bounded_set_of_connections(way):
         return (200, {**RECORD, "job_id": path.rpartition("/")[2]})
 
     async def main(address):
-        found = {}
+        found: dict[int, str] = {}
 
         async def ask(n):
             found[n] = (await client.get(f"j{n}")).job_id

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -28,6 +29,7 @@ def test_arrays_lie_where_the_decoder_put_the_bytes():
     data = msgspec.msgpack.encode(branch(0, [1, 2, 70000], [0, 1, 1], [0, NAN, 0x80000000]))
     decoded = msgspec.msgpack.decode(data, type=type(branch(0, [], [], [])))
     found = arrays(decoded)
+    array: Any
     for array, column in zip(found, (decoded.token_ids, decoded.mask, decoded.logprobs), strict=True):
         assert np.shares_memory(array, np.frombuffer(column, np.uint8))
         assert array.__array_interface__["data"][0] == np.frombuffer(column, np.uint8).__array_interface__["data"][0]

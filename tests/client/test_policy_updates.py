@@ -32,8 +32,8 @@ class Policy:
 
     def __init__(self, *, loses=(), results=(GOOD,), busy=0):
         self.version = 7
-        self.pause = None
-        self.resumed = None
+        self.pause: str | None = None
+        self.resumed: tuple[str, int] | None = None
         self.calls = []
         self.loses = list(loses)
         self.results = list(results)

@@ -53,7 +53,8 @@ def test_a_person_sees_how_far_it_is(way, monkeypatch):
     answers = [counts(0), page(), counts(1), page(group(1)), counts(2), page(group(2), is_over=True)]
     text, asked = told(way, monkeypatch, Terminal(), answers)
     lines = [line for line in text.split("\r\x1b[K") if line]
-    assert lines == [f"b: {n} of 4 groups, 3 running, 2 filtered, 1 failed, 0:00" for n in range(3)]
+    expected = [f"b: {n} of 4 groups, 3 running, 2 filtered, 1 failed" for n in range(3)]
+    assert [line.rpartition(", ")[0] for line in lines] == expected
     assert text.endswith("\r\x1b[K")
     assert "\n" not in text
     assert len(asked) == 6
@@ -63,7 +64,8 @@ def test_whoever_asks_gets_lines_without_a_terminal(way, monkeypatch):
     """One at once, and another now and then; no control characters, not even those of a name."""
     answers = [counts(0), page(group(1)), page(group(2), is_over=True)]
     text, _ = told(way, monkeypatch, io.StringIO(), answers, progress=True)
-    assert text == "b: 0 of 4 groups, 3 running, 2 filtered, 1 failed, 0:00\n"
+    assert text.rpartition(", ")[0] == "b: 0 of 4 groups, 3 running, 2 filtered, 1 failed"
+    assert text.count("\n") == 1
     assert "\x1b" not in client_progress.Progress("a\x1b[2Jb", None)._name
 
 

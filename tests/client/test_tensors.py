@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,7 +24,7 @@ pytestmark = pytest.mark.real
 def test_tensors_are_the_arrays(found: PackedBatchGroup, left: bool):
     """Column by column, to the bit."""
     rows = rows_of_group(found)
-    pairs = [
+    pairs: list[tuple[Any, Any]] = [
         (tensors.padded(rows, left=left, multiple_of=4), layout.padded(rows, left=left, multiple_of=4)),
         (tensors.packed(rows), layout.packed(rows)),
     ]

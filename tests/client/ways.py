@@ -44,7 +44,7 @@ async def _awaited(method, args, kwargs):
     return method(*args, **kwargs)
 
 
-async def _items(items):
+async def _items(items):  # noqa: ASYNC900 - it never awaits
     for item in items:
         yield item
 
