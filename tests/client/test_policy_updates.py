@@ -30,11 +30,11 @@ class Policy:
     ``results`` is what becomes of engines in a resume.
     """
 
-    def __init__(self, *, loses=(), results=(GOOD,), busy=0):
+    def __init__(self, *, pause: str | None = None, loses=(), results=(GOOD,), busy=0):
         self.version = 7
-        self.pause: str | None = None
+        self.pause = pause
         self.resumed: tuple[str, int] | None = None
-        self.calls = []
+        self.calls: list[str] = []
         self.loses = list(loses)
         self.results = list(results)
         self.busy = busy
@@ -142,8 +142,7 @@ def test_a_body_that_touched_nothing_gives_the_policy_back(way, fails):
 
 def test_a_trainer_that_was_killed_finds_its_pause_again(way):
     """By the name that it gave it; moving the weights once more ends it."""
-    policy = Policy()
-    policy.pause = "run-8"
+    policy = Policy(pause="run-8")
 
     async def scenario(client):
         return await moved(client, pause_id="run-8")
@@ -154,8 +153,7 @@ def test_a_trainer_that_was_killed_finds_its_pause_again(way):
 
 def test_what_somebody_else_holds_is_left_alone(way):
     """It is told, and neither the body runs nor is anything given back."""
-    policy = Policy()
-    policy.pause = "another"
+    policy = Policy(pause="another")
 
     async def scenario(client):
         with pytest.raises(ClientError) as caught:
