@@ -152,11 +152,8 @@ def publish(client: Client, version: int) -> None:
     An engine that is started anew has its old weights and is kept out until it is given these, the embedded one too.
     A daemon that ends meanwhile keeps the policy paused, until it is asked for the same once more.
     """
-    while client.policy("default").version < version:
-        update = client.update_policy("default", version, "none")
-        ended = client.wait_update("default", update.update_id, within_s=GROUP_S)
-        if ended.state == "failed" and ended.code != "interrupted":
-            raise ClientError(f"version {version} could not be named: {ended.message}", code=ended.code or "failed")
+    if client.policy("default").version < version:
+        client.publish(version, "none", away_s=AWAY_S)
 
 
 def arguments(argv: list[str] | None) -> argparse.Namespace:

@@ -63,7 +63,8 @@ def client_of(args: argparse.Namespace, *, patience_s: float = 0.0) -> Client:
     from prorld.client import Client
 
     token = None if args.token_file is None else _token_of(args.token_file)
-    return Client(args.address, token, args.state_dir, patience_s=patience_s)
+    # The commands say themselves how far something is.
+    return Client(args.address, token, args.state_dir, patience_s=patience_s, progress=False)
 
 
 def _token_of(path: str) -> str:

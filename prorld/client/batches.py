@@ -9,14 +9,16 @@ from __future__ import annotations
 import secrets
 import time
 from collections import deque
-from collections.abc import Generator, Iterator, Sequence
-from typing import Any, Protocol, TypeVar
+from collections.abc import Sequence
+from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
-from prorld.client.caller import LONG_POLL_S, REQUEST_S, Caller, part, query
+from prorld.client.caller import AWAY_S, LONG_POLL_S, REQUEST_S, Caller, Calls, part, query
 from prorld.client.errors import BAD_REPLY, NOTHING_NEW, ClientError
+from prorld.client.flows import Feed, Flow, Item, both, each
 from prorld.client.http import JSON, MSGPACK
+from prorld.client.progress import progress_of
 from prorld.domain.batch import BatchState
 from prorld.wire.batches import (
     AckAnswer,
@@ -35,8 +37,6 @@ from prorld.wire.batches import (
 
 __all__ = ["APPEND_S", "AWAY_S", "BatchCalls"]
 
-# How long a daemon may stay away, one that is started again or a window that is full, before a wait gives up.
-AWAY_S = 300.0
 APPEND_S = 600.0
 # What one request carries; the daemon's own bound (``limits.body_bytes_max``) is several times that.
 APPEND_COUNT_MAX = 1000
@@ -56,32 +56,33 @@ class _Page(Protocol):
 PageT = TypeVar("PageT", bound=_Page)
 
 
-class BatchCalls:
+class BatchCalls(Calls):
     """The part of the client that is about batches."""
 
-    def __init__(self, caller: Caller) -> None:
-        self._caller = caller
-        self._call = caller.call
-
-    def submit_batch(self, batch: SubmitBatch) -> BatchRecord:
+    @both
+    def submit_batch(self, batch: SubmitBatch) -> Flow[BatchRecord]:
         """Ask for groups. Without an id it gets one here, so that a repeat after a lost reply is the same batch."""
         if batch.batch_id is None:
             batch = msgspec.structs.replace(batch, batch_id=f"batch-{secrets.token_hex(_ID_BYTES)}")
         return self._call("POST", "/v1/batches", BatchRecord, body=batch)
 
-    def batch(self, batch_id: str) -> BatchRecord:
+    @both
+    def batch(self, batch_id: str) -> Flow[BatchRecord]:
         """What is known of a batch now."""
         return self._call("GET", _path(batch_id), BatchRecord)
 
-    def batches(self, *, limit: int = 50, after: str | None = None) -> BatchPage:
+    @both
+    def batches(self, *, limit: int = 50, after: str | None = None) -> Flow[BatchPage]:
         """One page of batches, newest first; ``after`` is the ``next`` of the page before."""
         return self._call("GET", f"/v1/batches{query(limit=limit, next=after)}", BatchPage)
 
-    def cancel_batch(self, batch_id: str, *, reason: str | None = None) -> BatchRecord:
+    @both
+    def cancel_batch(self, batch_id: str, *, reason: str | None = None) -> Flow[BatchRecord]:
         """End a batch and whatever runs for it, or what an ended one left; groups that were accepted stay."""
         body = CancelBatch() if reason is None else CancelBatch(reason=reason)
         return self._call("POST", _path(batch_id, "cancel"), BatchRecord, body=body)
 
+    @both
     def append_instances(
         self,
         batch_id: str,
@@ -90,7 +91,7 @@ class BatchCalls:
         offset: int | None = None,
         last: bool = False,
         within_s: float = APPEND_S,
-    ) -> int:
+    ) -> Flow[int]:
         """Give a batch more prompts, in as many requests as it takes; where the next ones begin.
 
         ``offset`` is how many it got before. Whoever counts itself may repeat a call, after a crash, too: what is in
@@ -98,14 +99,17 @@ class BatchCalls:
         wait while the window is full or the daemon is away; with ``last`` there will be no more.
         """
         until = time.monotonic() + within_s
-        at = self.batch(batch_id).next_offset if offset is None else offset
+        if offset is None:
+            offset = (yield from self._call("GET", _path(batch_id), BatchRecord)).next_offset
+        at = offset
         parts = deque(_parts(instances) or [[]])
         while parts:
             some = parts.popleft()
             body = AppendInstances(offset=at, instances=some, last=last and not parts)
             left = max(0.0, until - time.monotonic())
             try:
-                answer = self._call("POST", _path(batch_id, "instances"), AppendAnswer, body=body, patience_s=left)
+                path = _path(batch_id, "instances")
+                answer = yield from self._call("POST", path, AppendAnswer, body=body, patience_s=left)
             except ClientError as exc:
                 known = _known_of(exc, at, len(some))
                 if known is None:
@@ -119,11 +123,18 @@ class BatchCalls:
                 raise ClientError(message, code=BAD_REPLY)
         return at
 
-    def ack(self, batch_id: str, through: int, *, discard: Sequence[str] = (), away_s: float = AWAY_S) -> AckAnswer:
+    @both
+    def ack(
+        self, batch_id: str, through: int, *, discard: Sequence[str] = (), away_s: float = AWAY_S
+    ) -> Flow[AckAnswer]:
         """Everything up to this number is safe with the trainer: the daemon may forget it. A repeat does no harm."""
+        return self._acked(batch_id, through, discard, away_s)
+
+    def _acked(self, batch_id: str, through: int, discard: Sequence[str], away_s: float) -> Flow[AckAnswer]:
         body = AckBatch(through=through, discard=[*discard])
         return self._call("POST", _path(batch_id, "ack"), AckAnswer, body=body, patience_s=away_s)
 
+    @each
     def groups(
         self,
         batch_id: str,
@@ -136,7 +147,7 @@ class BatchCalls:
         away_s: float = AWAY_S,
         limit: int | None = None,
         max_bytes: int = GROUPS_BYTES_MAX,
-    ) -> Generator[PackedBatchGroup, None, None]:
+    ) -> Feed[PackedBatchGroup]:
         """The groups to train on, in order of acceptance, each once; ends when the batch has no more.
 
         ``after`` is the ``seq`` of the last one that the caller has; ``None`` goes on after what is acknowledged. With
@@ -145,42 +156,52 @@ class BatchCalls:
         ``away_s`` how long the daemon may be gone.
         """
         if after is None:
-            after = self._call("GET", _path(batch_id), BatchRecord, patience_s=away_s).acknowledged
+            after = (yield from self._call("GET", _path(batch_id), BatchRecord, patience_s=away_s)).acknowledged
         fields: dict[str, Any] = {"limit": limit, "max_bytes": max_bytes}
         fields |= {"trajectories": "true"} if trajectories else {}
         fields |= {"instances": "true"} if instances else {}
-        pages = self._pages(batch_id, "groups", PackedBatchGroupPage, after, fields, within_s, away_s, accept=MSGPACK)
-        for page, new in pages:
-            for group in new:
-                yield group
-                if ack:
-                    self.ack(batch_id, group.seq, away_s=away_s)
-            if page.is_over and page.next is None:
-                return
+        pages = _Pages(self._caller, batch_id, "groups", PackedBatchGroupPage, after, fields, within_s, away_s, MSGPACK)
+        with progress_of(batch_id, wanted=self._progress) as progress:
+            while True:
+                if progress.is_due:
+                    progress.show((yield from self._call("GET", _path(batch_id), BatchRecord, patience_s=away_s)))
+                page, new = yield from pages.next(progress.look_s)
+                for group in new:
+                    progress.clear()
+                    yield Item(group)
+                    if ack:
+                        yield from self._acked(batch_id, group.seq, (), away_s)
+                if page.is_over and page.next is None:
+                    return
 
+    @each
     def batch_events(
         self, batch_id: str, *, after: int = 0, within_s: float | None = None, away_s: float = AWAY_S
-    ) -> Generator[BatchEvent, None, None]:
+    ) -> Feed[BatchEvent]:
         """Everything that happens in a batch after a number, each once and in order; ``batch.end`` is the last.
 
         ``within_s`` and ``away_s`` are those of ``groups``.
         """
-        for _, new in self._pages(batch_id, "events", BatchEventPage, after, {}, within_s, away_s):
+        pages = _Pages(self._caller, batch_id, "events", BatchEventPage, after, {}, within_s, away_s, JSON)
+        while True:
+            _, new = yield from pages.next()
             for event in new:
-                yield event
+                yield Item(event)
                 if event.event == END:
                     return
-            if not new and self._is_over(batch_id, after, away_s):
-                return
-            after = new[-1].seq if new else after
+            if not new:
+                # A caller that had the end already may ask for what comes after it.
+                record = yield from self._call("GET", _path(batch_id), BatchRecord, patience_s=away_s)
+                if record.state is not BatchState.RUNNING and record.last_seq <= pages.after:
+                    return
 
-    def _is_over(self, batch_id: str, after: int, away_s: float) -> bool:
-        """Whether a caller that had the end already asks for what comes after it."""
-        record = self._call("GET", _path(batch_id), BatchRecord, patience_s=away_s)
-        return record.state is not BatchState.RUNNING and record.last_seq <= after
 
-    def _pages(
+class _Pages(Generic[PageT]):
+    """Long-polls from where it is; each page with what is new of it."""
+
+    def __init__(
         self,
+        caller: Caller,
         batch_id: str,
         what: str,
         kind: type[PageT],
@@ -188,28 +209,36 @@ class BatchCalls:
         fields: dict[str, Any],
         within_s: float | None,
         away_s: float,
-        *,
-        accept: str = JSON,
-    ) -> Iterator[tuple[PageT, list[Any]]]:
-        """Long-polls from where it is; each page with what is new of it."""
-        since = time.monotonic()
+        accept: str,
+    ) -> None:
+        self.after = after
+        self._caller, self._batch_id, self._path, self._kind = caller, batch_id, _path(batch_id, what), kind
+        self._fields, self._within_s, self._accept = fields, within_s, accept
         # One that is started again takes its time, however little of the wait for something new is left.
-        patience_s = 0.0 if within_s == 0 else away_s
-        while True:
-            left = float("inf") if within_s is None else max(0.0, since + within_s - time.monotonic())
-            wait_s = min(LONG_POLL_S, left)
-            path = _path(batch_id, what) + query(after=after, wait_s=f"{wait_s:.3f}", **fields)
-            page = self._call("GET", path, kind, within_s=wait_s + REQUEST_S, accept=accept, patience_s=patience_s)
-            new = [item for item in page.items if item.seq > after]
-            if new:
-                after = new[-1].seq
-            yield page, new
-            if new:
-                # What the caller did with these is no wait of ours.
-                since = time.monotonic()
-            elif within_s is not None and time.monotonic() - since >= within_s:
-                message = f"nothing new of batch {batch_id} within {within_s:g} s"
-                raise ClientError(message, code=NOTHING_NEW, retryable=True)
+        self._patience_s = 0.0 if within_s == 0 else away_s
+        self._since: float | None = None
+        # Told when more is asked for: what came last may have been the end.
+        self._is_late = False
+
+    def next(self, look_s: float = LONG_POLL_S) -> Flow[tuple[PageT, list[Any]]]:
+        """The next page, empty after ``look_s``. Raises ``ClientError`` when nothing new came for too long."""
+        if self._is_late:
+            message = f"nothing new of batch {self._batch_id} within {self._within_s:g} s"
+            raise ClientError(message, code=NOTHING_NEW, retryable=True)
+        # What the caller did with what was new is no wait of ours.
+        since = self._since = time.monotonic() if self._since is None else self._since
+        left = float("inf") if self._within_s is None else max(0.0, since + self._within_s - time.monotonic())
+        wait_s = min(LONG_POLL_S, look_s, left)
+        path = self._path + query(after=self.after, wait_s=f"{wait_s:.3f}", **self._fields)
+        page = yield from self._caller.call(
+            "GET", path, self._kind, within_s=wait_s + REQUEST_S, accept=self._accept, patience_s=self._patience_s
+        )
+        new = [item for item in page.items if item.seq > self.after]
+        if new:
+            self.after = new[-1].seq
+            self._since = None
+        self._is_late = not new and self._within_s is not None and time.monotonic() - since >= self._within_s
+        return page, new
 
 
 def _path(batch_id: str, *more: str) -> str:

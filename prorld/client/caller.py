@@ -1,4 +1,4 @@
-"""Typed calls to one daemon: what is tried again, what a reply is read as, what a refusal is told as."""
+"""Typed calls to one daemon, as flows: what is tried again, what a reply is read as, what a refusal is told as."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ import msgspec
 
 from prorld.client.errors import BAD_REPLY, CONNECTION_LOST, NO_DAEMON, ClientError
 from prorld.client.find import TOKEN_VARIABLE, Target
-from prorld.client.http import JSON, MSGPACK, Reply, Transport
+from prorld.client.flows import Ask, Flow, Nap
+from prorld.client.http import JSON, MSGPACK, Reply
 from prorld.wire.ops import ErrorBody
 
-__all__ = ["LONG_POLL_S", "REQUEST_S", "Caller", "part", "query"]
+__all__ = ["AWAY_S", "LONG_POLL_S", "REQUEST_S", "Caller", "Calls", "part", "query"]
 
 T = TypeVar("T")
 
@@ -22,31 +23,28 @@ REQUEST_S = 60.0
 UNAUTHORIZED = 401
 # The longest that one long-poll asks for; a longer wait is several of them.
 LONG_POLL_S = 30.0
+# How long a daemon may stay away, one that is started again or a window that is full, before a wait gives up.
+AWAY_S = 300.0
 _BACKOFF_S = (0.1, 0.3, 1.0, 2.0)
 _AWAY = frozenset({NO_DAEMON, CONNECTION_LOST})
 
 
 class Caller:
-    """One kept connection, and the patience of whoever calls over it.
+    """Where the daemon is, and the patience of whoever calls it.
 
-    ``find`` says where the daemon is. It is asked again while nobody answers: a daemon that was started again may
-    listen elsewhere, and its state directory tells where.
+    ``find`` says where. It is asked again while nobody answers: a daemon that was started again may listen elsewhere,
+    and its state directory tells where.
     """
 
     def __init__(self, find: Callable[[], Target], patience_s: float) -> None:
         self._find = find
         self._target = find()
-        self._transport = Transport(self._target.address, self._target.token)
         self._patience_s = patience_s
 
     @property
     def address(self) -> str:
         """Where the daemon is."""
-        return str(self._transport.address)
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._transport.close()
+        return str(self._target.address)
 
     def call(
         self,
@@ -59,55 +57,76 @@ class Caller:
         also: tuple[int, ...] = (),
         accept: str = JSON,
         patience_s: float | None = None,
-    ) -> T:
+    ) -> Flow[T]:
         """One call, tried again while that can do no harm and patience lasts. Raises ``ClientError``."""
         data = None if body is None else msgspec.json.encode(body)
         until = time.monotonic() + (self._patience_s if patience_s is None else patience_s)
         attempt = 0
         while True:
+            target = self._target
             try:
-                reply = self._transport.request(method, path, data, within_s=within_s, accept=accept)
-                return self._told(reply, kind, also)
+                reply = yield Ask(target, method, path, data, within_s, accept)
+                return _told(target, reply, kind, also)
             except ClientError as exc:
                 pause = exc.retry_after_s or _BACKOFF_S[min(attempt, len(_BACKOFF_S) - 1)]
                 if not exc.may_retry or time.monotonic() + pause > until:
                     raise
                 is_away = exc.stable_code in _AWAY
-            time.sleep(pause)  # noqa: TID251 - there is no event loop on this side
+            yield Nap(pause)
             if is_away:
                 self._follow()
             attempt += 1
 
     def _follow(self) -> None:
         try:
-            target = self._find()
+            self._target = self._find()
         except ClientError:
             # Its directory says nothing while it starts; the next try looks again.
             return
-        if target != self._target:
-            self._transport.close()
-            self._target = target
-            self._transport = Transport(target.address, target.token)
 
-    def _told(self, reply: Reply, kind: type[T], also: tuple[int, ...]) -> T:
-        try:
-            return _decoded(reply, kind, also)
-        except ClientError as exc:
-            if exc.status != UNAUTHORIZED:
-                raise
-            cure = f"no token is known for {self._transport.address}: set ${TOKEN_VARIABLE}"
-            words = f"it came from {self._target.token_from}" if self._target.token else cure
-            message = f"{exc.message} ({words})"
-            raise ClientError(message, code=exc.stable_code, status=exc.status, details=exc.details) from exc
-
-    def poll(self, path: str, kind: type[T], done: Callable[[T], bool], within_s: float | None) -> T:
+    def poll(
+        self,
+        path: str,
+        kind: type[T],
+        done: Callable[[T], bool],
+        within_s: float | None,
+        *,
+        patience_s: float | None = None,
+    ) -> Flow[T]:
         """What a GET says once it is ``done``, or as it is after ``within_s``."""
         until = None if within_s is None else time.monotonic() + within_s
         while True:
             left = LONG_POLL_S if until is None else min(LONG_POLL_S, max(0.0, until - time.monotonic()))
-            found = self.call("GET", f"{path}{query(wait_s=f'{left:.3f}')}", kind, within_s=left + REQUEST_S)
+            where = f"{path}{query(wait_s=f'{left:.3f}')}"
+            found = yield from self.call("GET", where, kind, within_s=left + REQUEST_S, patience_s=patience_s)
             if done(found) or (until is not None and time.monotonic() >= until):
                 return found
+
+
+class Calls:
+    """What the parts of a client have in common."""
+
+    def __init__(self, caller: Caller, *, progress: bool | None = None) -> None:
+        self._caller = caller
+        self._call = caller.call
+        self._progress = progress
+
+    @property
+    def address(self) -> str:
+        """Where the daemon is."""
+        return self._caller.address
+
+
+def _told(target: Target, reply: Reply, kind: type[T], also: tuple[int, ...]) -> T:
+    try:
+        return _decoded(reply, kind, also)
+    except ClientError as exc:
+        if exc.status != UNAUTHORIZED:
+            raise
+        cure = f"no token is known for {target.address}: set ${TOKEN_VARIABLE}"
+        words = f"it came from {target.token_from}" if target.token else cure
+        message = f"{exc.message} ({words})"
+        raise ClientError(message, code=exc.stable_code, status=exc.status, details=exc.details) from exc
 
 
 def _decoded(reply: Reply, kind: type[T], also: tuple[int, ...]) -> T:

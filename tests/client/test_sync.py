@@ -10,7 +10,8 @@ import pytest
 
 from prorld.client import Client, ClientError
 from prorld.client import http as client_http
-from prorld.client.find import parse_address
+from prorld.client.find import Target, parse_address
+from prorld.client.flows import Ask
 from prorld.domain.job import Timing
 from prorld.wire.jobs import JobRecord, SubmitJob
 from tests.certificates import own_certificate
@@ -50,10 +51,10 @@ def test_the_connection_is_kept_over_calls():
     """Calls reuse one connection."""
     with serving((200, RECORD), (200, RECORD), (200, RECORD)) as (address, _), Client(address) as client:
         client.get("j")
-        kept = client._caller._transport._connection
+        kept = client._transport._connection
         client.get("j")
         client.get("j")
-        assert client._caller._transport._connection is kept
+        assert client._transport._connection is kept
 
 
 def test_a_connection_that_died_while_idle_is_replaced_at_once():
@@ -194,9 +195,10 @@ def test_a_reply_without_end_is_cut_off(monkeypatch):
 def test_a_server_that_never_answers_is_given_up():
     """Every request has an end in time."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        transport = client_http.Transport(parse_address(f"127.0.0.1:{silent.getsockname()[1]}"), None)
+        target = Target(parse_address(f"127.0.0.1:{silent.getsockname()[1]}"), None)
+        transport = client_http.Transport()
         with pytest.raises(ClientError, match="in time"):
-            transport.request("GET", "/", None, within_s=0.1)
+            transport.request(Ask(target, "GET", "/", None, 0.1, client_http.JSON))
         transport.close()
 
 
@@ -209,10 +211,10 @@ def test_an_interrupted_exchange_leaves_nothing_for_the_next(monkeypatch):
     first = {**RECORD, "job_id": "first"}
     with serving((200, first), (200, RECORD)) as (address, _), Client(address) as client:
         with monkeypatch.context() as patch:
-            patch.setattr(client._caller._transport, "_body", interrupted)
+            patch.setattr(client._transport, "_body", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 client.get("first")
-        assert client._caller._transport._connection is None
+        assert client._transport._connection is None
         assert client.get("j").job_id == "j"
 
 
