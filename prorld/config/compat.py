@@ -19,9 +19,8 @@ class Compat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """A listener of its own that asks for no token: the original ProRL Agent server's routes, and NeMo Gym's /run."""
 
     bind: Annotated[
-        str | None,
+        Annotated[str, Meta(pattern=r"^(\[[^\s\]]+\]|[^\s:]+):[0-9]{1,5}$")] | None,
         Meta(
-            pattern=r"^(\[[^\s\]]+\]|[^\s:]+):[0-9]{1,5}$",
             description="HOST:PORT to listen on; port 0 takes a free one. Unset: there is no such listener.",
         ),
     ] = None
@@ -37,7 +36,7 @@ class Compat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ] = 300.0
     engine_hosts: Annotated[
         list[Annotated[str, Meta(min_length=1, max_length=256)]] | None,
-        Meta(max_length=1024, description="Hosts that engines may be named on, with * in patterns; unset: any."),
+        Meta(description="Hosts that engines may be named on, with * in patterns; unset: any."),
     ] = None
 
     def __post_init__(self) -> None:

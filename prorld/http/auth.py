@@ -25,7 +25,17 @@ from msgspec import Meta
 from prorld.domain.ids import ADMIN_TENANT, COMPAT_TENANT
 from prorld.errors import ConfigError, Forbidden, Unauthorized
 
-__all__ = ["ADMIN_TENANT", "Auth", "Caller", "CompatAuth", "Credentials", "NoAuth", "Role", "TokenBook", "load_token_book"]
+__all__ = [
+    "ADMIN_TENANT",
+    "Auth",
+    "Caller",
+    "CompatAuth",
+    "Credentials",
+    "NoAuth",
+    "Role",
+    "TokenBook",
+    "load_token_book",
+]
 
 TOKEN_FILE: Final = "token"  # noqa: S105 - a file name
 TOKENS_FILE: Final = "tokens.toml"

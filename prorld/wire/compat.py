@@ -96,7 +96,7 @@ class CompatMessage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CompatTiming(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds. ``others_time`` is what was spent in queues, which counts for nothing; ``counted_elapsed`` is the rest."""
+    """Seconds. ``others_time`` was spent in queues and counts for nothing; ``counted_elapsed`` is the rest."""
 
     init_time: float
     run_time: float

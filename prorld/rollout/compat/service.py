@@ -22,6 +22,7 @@ from prorld.domain.job import JobState
 from prorld.domain.outcome import OutcomeKind
 from prorld.errors import BadRequest, Conflict, Forgotten, NotFound, Overloaded, RequestError
 from prorld.export.prorl import process_result
+from prorld.handlers.registry import Registry
 from prorld.rollout.compat.engines import CompatEngines
 from prorld.rollout.compat.request import Asked, Mark, asked_of, mark_of, usable_id
 from prorld.rollout.compat.tries import Tries, Try
@@ -59,9 +60,17 @@ class CompatService:
     """The surface. ``run`` is the task in which its jobs are followed."""
 
     def __init__(
-        self, rollouts: Rollouts, engines: CompatEngines, file: CompatFile, *, policy: str, total_s: float
+        self,
+        rollouts: Rollouts,
+        engines: CompatEngines,
+        file: CompatFile,
+        *,
+        handlers: Registry,
+        policy: str,
+        total_s: float,
     ) -> None:
         self._rollouts = rollouts
+        self._handlers = handlers
         self._engines = engines
         self._file = file
         self._policy = policy
@@ -204,7 +213,7 @@ class CompatService:
         return result
 
     async def cancel(self, name: str) -> None:
-        """End the job of this name; returns when it is gone. ``NotFound`` where none runs, or it came to its own end."""
+        """End the job of this name; returns when it is gone. ``NotFound`` where none runs, or its own end came first."""
         one = self._tries.live(name)
         if one is None:
             raise NotFound(f"Job {name} is not running here", code="unknown_job")
@@ -220,6 +229,7 @@ class CompatService:
         raise Overloaded(f"Job {name} is still ending", code="still_stopping", retry_after_s=2.0)
 
     def _begin(self, asked: Asked) -> Try:
+        self._handlers.select(None, asked.job.instance)
         if self._engines.is_empty():
             words = "No LLM server addresses configured. Please add at least one LLM server address."
             raise Overloaded(words, code="no_backend", retry_after_s=5.0)
@@ -236,7 +246,7 @@ class CompatService:
         return one
 
     async def _follow(self, one: Try, job: SubmitJob | None) -> None:
-        """From the request to the end of its job, whether anybody waits for it or not. Without a job: a restored one."""
+        """From the request to the end of its job, whether anybody waits or not. Without a job: a restored one."""
         try:
             if job is not None:
                 one.job_id = await self._submit(one.mark.job_id, job)

@@ -1,0 +1,523 @@
+"""The seven routes of the original ProRL Agent server, over a real socket and a real supervisor."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import trio
+
+from prorld.testing.scripted_engine.script import Latency, Script
+from tests.http.compat_support import ENGINE, OTHER, TENANT, TOKENS, compat_world, slow
+from tests.http.raw_client import Reply, until
+
+ALL_PARAMS: dict[str, Any] = {
+    "model": "hosted_vllm/policy", "api_key": "secret-of-an-engine", "temperature": 0.5, "top_p": 0.9,
+    "max_output_tokens": 77, "max_iterations": 5, "token_level_generation": True, "custom_tokenizer": "Some/Model",
+    "max_model_len": 4096, "enable_thinking": False, "ensure_thinking_end_properly": True, "strict_loop_detector": True,
+}  # fmt: skip
+
+
+def joined(result: dict[str, Any]) -> list[int]:
+    """The tokens of all messages."""
+    return [token for message in result["messages"] for token in message["token_ids"]]
+
+
+async def hang(world: Any, job_id: str, replies: dict[str, Reply], **task: Any) -> None:
+    """A call that waits; its reply is put where the test finds it."""
+    replies[job_id] = await world.process(job_id, **task)
+
+
+async def running(world: Any, count: int = 1) -> None:
+    """Until so many calls are in engines."""
+    await until(lambda: sum(len(backend.live) for backend in world.room.backends) == count)
+
+
+async def test_start_and_stop_are_said_once_each():
+    """Started twice is 400, stopped twice 503, and what needs a started server is 503 before."""
+    async with compat_world() as world:
+        for method, path in (("POST", "/stop"), ("GET", "/status")):
+            reply = await world.call(method, path)
+            assert (reply.status, reply.code, reply.json["detail"][:22]) == (
+                503,
+                "not_started",
+                "Server is not running.",
+            )
+        assert (await world.process()).code == "not_started"
+        reply = await world.call("POST", "/start")
+        assert (reply.status, reply.json) == (200, {"status": "Server started successfully"})
+        assert ((await world.call("POST", "/start")).status, (await world.call("GET", "/status")).status) == (400, 200)
+        reply = await world.call("POST", "/stop")
+        assert (reply.status, reply.json) == (200, {"status": "Server stopped successfully"})
+        assert (await world.call("POST", "/stop")).status == 503
+
+
+async def test_engines_are_buffered_added_kept_and_cleared():
+    """Before the start an address is buffered; a second time changes nothing; start and stop leave them alone."""
+    async with compat_world() as world:
+        world.engine(ENGINE)
+        world.engine(TOKENS)
+        said = (await world.call("POST", "/add_llm_server", {"address": ENGINE})).json
+        assert said == {"status": f"Buffered LLM server address: {ENGINE}"}
+        await world.call("POST", "/start")
+        for _ in range(2):
+            reply = await world.call("POST", "/add_llm_server", {"address": TOKENS})
+            assert (reply.status, reply.json) == (200, {"status": f"Added LLM server address: {TOKENS}"})
+        engines = world.room.pool.list(TENANT).items
+        assert [(info.url, info.kind) for info in engines] == [(ENGINE, "openai"), (TOKENS, "prorl")]
+        await world.call("POST", "/stop")
+        await world.call("POST", "/start")
+        assert (await world.process()).status == 200
+        reply = await world.call("POST", "/clear_llm_server")
+        assert (reply.status, reply.json) == (200, {"status": "Cleared all LLM server addresses"})
+        assert world.room.pool.list(TENANT).items == []
+        assert (await world.process()).code == "no_backend"
+
+
+async def test_an_engine_of_the_operator_is_left_alone():
+    """Clearing forgets what was named here, and no engine that the policy got otherwise."""
+    async with compat_world() as world:
+        world.engine(ENGINE)
+        from prorld.wire.ops import AddBackend
+
+        await world.room.pool.add(AddBackend(url=ENGINE, kind="openai", policy=TENANT))
+        await world.ready(ENGINE)
+        await world.call("POST", "/clear_llm_server")
+        assert len(world.room.pool.list(TENANT).items) == 1
+        assert (await world.process()).status == 200
+
+
+async def test_an_engine_that_is_not_up_yet_joins_when_it_is(autojump_clock):
+    """The address counts at once; jobs wait for its engine within their budget."""
+    async with compat_world() as world:
+        engine = world.engine(ENGINE)
+        engine.die()
+        nursery_replies: dict[str, Reply] = {}
+        await world.service.start()
+        assert await world.service.add_engine(ENGINE)
+        async with trio.open_nursery() as nursery:
+
+            async def ask() -> None:
+                from prorld.wire.compat import ProcessRequest
+
+                result = await world.service.process(ProcessRequest(instance={"data_source": "task"}))
+                nursery_replies["a"] = result  # type: ignore[assignment]
+
+            nursery.start_soon(ask)
+            await trio.sleep(20)
+            assert not nursery_replies
+            engine.revive()
+        assert nursery_replies["a"].reward == 1.0  # type: ignore[attr-defined]
+
+
+async def test_a_result_has_all_that_a_trainer_reads():
+    """Each name of the result, and messages that make up the branch of the trajectory."""
+    async with compat_world() as world:
+        await world.ready()
+        reply = await world.process(
+            "a job", instance_id="i-1", trajectory_id=3, say=["go on", "and on"], params={"max_output_tokens": 50}
+        )
+        result = reply.json
+        assert (reply.status, result["instance_id"], result["trajectory_id"], result["job_id"]) == (
+            200,
+            "i-1",
+            3,
+            "a job",
+        )
+        for name, value in (
+            ("resolved", True), ("success", True), ("finish", True), ("error", None), ("critical_error", None),
+            ("filter", False), ("reward", 1.0), ("git_patch", None), ("tools", []), ("ignored", []),
+        ):  # fmt: skip
+            assert result[name] == value, name
+        timing = result["timing"]
+        assert timing["counted_elapsed"] == pytest.approx(
+            timing["init_time"] + timing["run_time"] + timing["eval_time"]
+        )
+        assert timing["timeout_triggered"] is False
+        assert timing["others_time"] >= 0
+        branch = await world.branch(result["prorld_job_id"])
+        assert joined(result) == branch.token_ids
+        roles = [message["role"] for message in result["messages"]]
+        assert roles == ["user", "assistant"] * 3
+        at = 0
+        for message in result["messages"]:
+            end = at + len(message["token_ids"])
+            if message["role"] == "assistant":
+                assert message["input_ids"] == branch.token_ids[:at]
+                assert message["logprobs"] == branch.logprobs[at:end]
+                assert branch.mask[at:end] == [1] * (end - at)
+                assert message["content"] == "fine"
+            else:
+                assert (message["input_ids"], message["logprobs"]) == ([], [])
+                assert not any(branch.mask[at:end])
+            at = end
+
+
+async def test_parameters_become_those_of_the_job_and_unknown_ones_are_told():
+    """The known names do what they say, a key of an engine is kept nowhere, the rest is in ``ignored``."""
+    async with compat_world() as world:
+        await world.ready()
+        result = (await world.process("a", params={**ALL_PARAMS, "modify_params": False, "zeta": {"x": 1}})).json
+        assert result["ignored"] == ["modify_params", "zeta"]
+        assert sorted(result["noted"]) == [
+            "api_key", "custom_tokenizer", "ensure_thinking_end_properly", "strict_loop_detector"
+        ]  # fmt: skip
+        stored = await world.room.supervisor.stored("a", TENANT, "")
+        spec = stored.spec
+        assert (spec.sampling.temperature, spec.sampling.top_p, spec.sampling.max_tokens) == (0.5, 0.9, 77)
+        assert spec.sampling.chat_template_kwargs == {"enable_thinking": False}
+        assert (spec.agent.max_turns, spec.agent.max_context_tokens) == (5, 4096)
+        assert (spec.timeouts.total_s, spec.policy, spec.tenant) == (300.0, TENANT, TENANT)
+        import msgspec
+
+        assert b"secret-of-an-engine" not in msgspec.json.encode(stored)
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code"),
+    [
+        ({"instance": {"data_source": "unheard-of"}}, 400, "unknown_data_source"),
+        ({"instance": {"data_source": "task", "reward": "much"}}, 422, "bad_instance"),
+        ({"instance": {"data_source": "task"}, "sampling_params": {"temperature": -1}}, 422, "invalid_field"),
+        ({"instance": {"data_source": "task"}, "sampling_params": {"max_iterations": "x"}}, 422, "invalid_field"),
+        ({"instance": {"data_source": "task"}, "job_id": ""}, 422, "invalid_field"),
+        ({"instance": {"data_source": "task"}, "job_id": 7}, 422, "invalid_field"),
+        ({"instance": {"data_source": "task"}, "job_id": "x" * 600}, 422, "invalid_field"),
+        ({"instance": [1]}, 422, "invalid_field"),
+        ({}, 422, "invalid_field"),
+        (b"", 422, "bad_json"),
+        (b"{", 422, "bad_json"),
+        (b"[1]", 422, "invalid_field"),
+        (b'{"instance": ' + b'{"a":' * 5000 + b"1" + b"}" * 5001, 422, None),
+    ],
+)
+async def test_bad_bodies(body, status, code):
+    """400 for a kind of task that nobody has, 422 for the rest; the detail is a list as FastAPI writes it."""
+    async with compat_world() as world:
+        await world.ready()
+        reply = await world.call("POST", "/process", body)
+        assert (reply.status, code in (None, reply.code)) == (status, True), reply.body
+        if status == 422:
+            assert {"loc", "msg", "type"} <= reply.json["detail"][0].keys()
+        assert await world.jobs() == []
+
+
+@pytest.mark.parametrize(
+    "address", ["", "engine:8000", "ftp://engine/v1", "http://", "http://a b/v1", "http://me@there/v1"]
+)
+async def test_bad_addresses(address):
+    """What can be no engine's address is refused and not kept."""
+    async with compat_world() as world:
+        reply = await world.call("POST", "/add_llm_server", {"address": address})
+        assert reply.status == 422, reply.body
+        assert world.engines.addresses == []
+
+
+async def test_engines_may_be_bound_to_hosts():
+    """An operator may say where engines can be."""
+    async with compat_world(allowed=["engine-*"]) as world:
+        world.engine(ENGINE)
+        assert (await world.call("POST", "/add_llm_server", {"address": ENGINE})).status == 200
+        reply = await world.call("POST", "/add_llm_server", {"address": "http://169.254.169.254/v1"})
+        assert (reply.status, reply.code) == (422, "host_not_allowed")
+
+
+async def test_the_usual_data_source_is_swebench():
+    """An instance that does not say what it is goes to the handler that takes ``swebench``."""
+    async with compat_world() as world:
+        await world.ready()
+        result = (await world.call("POST", "/process", {"instance": {"expected": "patched"}})).json
+        assert (result["git_patch"], result["resolved"], result["reward"]) == ("--- a\n+++ b\n", False, 0.0)
+        record = await world.room.supervisor.get(result["prorld_job_id"], TENANT)
+        assert record.handler == "task"
+
+
+@pytest.mark.parametrize(("stage", "what"), [("init", "handler"), ("run", "handler"), ("eval", "grader")])
+async def test_a_failure_is_no_success(stage, what):
+    """What failed is named, there is no reward, and no messages that an old trainer would take for a success."""
+    async with compat_world() as world:
+        await world.ready()
+        reply = await world.process("a", fail={stage: what})
+        result = reply.json
+        assert (reply.status, result["critical_error"], result["messages"], result["reward"]) == (200, stage, [], None)
+        assert (result["resolved"], result["success"], result["finish"], result["filter"]) == (
+            False,
+            False,
+            False,
+            True,
+        )
+        assert "as it was told to" in result["error"]
+
+
+async def test_a_limit_of_the_policy_is_graded_and_no_error():
+    """A policy that used up its turns is a success without a finish."""
+    async with compat_world() as world:
+        await world.ready()
+        result = (await world.process("a", say=["more"], params={"max_iterations": 1})).json
+        assert (result["success"], result["finish"], result["critical_error"], result["error"]) == (
+            True,
+            False,
+            None,
+            None,
+        )
+        assert (result["stop_reason"], result["filter"]) == ("max_turns", False)
+        assert result["messages"]
+
+
+async def test_forks_give_the_branch_that_was_sampled_last():
+    """A rewritten history: messages are those of the branch it went on in. A sub-agent's branch is not taken for it."""
+    async with compat_world() as world:
+        await world.ready()
+        result = (await world.process("fork", rewrite="compaction")).json
+        assert joined(result) == (await world.branch("fork", 1)).token_ids
+        result = (await world.process("sub", sub_agent=True, say=["and now?"])).json
+        assert joined(result) == (await world.branch("sub", 0)).token_ids
+
+
+async def test_a_running_job_is_joined_and_an_ended_one_starts_anew():
+    """Two calls of one name are one job; a third after their end is another job."""
+    async with compat_world(scripts=[Script(turns=["fine"], latency=Latency(fixed_s=0.3))]) as world:
+        await world.ready()
+        replies: list[Reply] = []
+
+        async def ask() -> None:
+            replies.append(await world.process("same"))
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(3):
+                nursery.start_soon(ask)
+        assert [reply.status for reply in replies] == [200] * 3
+        assert await world.jobs() == ["same"]
+        again = (await world.process("same")).json
+        assert again["job_id"] == "same"
+        assert await world.jobs() == ["same", again["prorld_job_id"]]
+        assert again["prorld_job_id"].startswith("same.")
+
+
+async def test_a_name_that_is_no_id_of_ours_is_taken_all_the_same():
+    """Blanks, slashes and reserved words are fine; what is answered is the trainer's own name."""
+    async with compat_world() as world:
+        await world.ready()
+        for name in ("a b/c", "cancel", "\u00fc\n", "x" * 500):
+            result = (await world.process(name)).json
+            assert (result["job_id"], result["reward"]) == (name, 1.0)
+
+
+async def test_who_hangs_up_finds_the_job_again():
+    """The job goes on; a retry joins it, and one that comes after its end gets what nobody has got."""
+    async with compat_world(scripts=[Script(turns=["fine"], latency=Latency(fixed_s=0.3))]) as world:
+        await world.ready()
+        body = {"instance": {"data_source": "task"}, "job_id": "x"}
+        client = await world.connect()
+        await client.send("POST", "/process", body)
+        await running(world)
+        client.stream.socket.close()
+        assert (await world.call("POST", "/process", body)).status == 200
+        assert await world.jobs() == ["x"]
+        client = await world.connect()
+        await client.send("POST", "/process", body | {"job_id": "y"})
+        await running(world)
+        client.stream.socket.close()
+        await world.room.supervisor.wait_done("y", TENANT)
+        other = await world.call("POST", "/process", {"instance": {"data_source": "task", "reward": 2}, "job_id": "y"})
+        assert other.json["prorld_job_id"] != "y"
+
+
+async def test_an_unfetched_result_is_given_once_and_not_beyond_a_change_of_engines():
+    """The same body gets it; after new engines, or a stop, the job runs anew."""
+    async with compat_world() as world:
+        await world.ready()
+        body = {"instance": {"data_source": "task", "seconds": {"run": 0.2}}, "job_id": "x"}
+
+        async def abandon() -> None:
+            client = await world.connect()
+            await client.send("POST", "/process", body)
+            await until(lambda: len(world.service._tries) == 1)
+            client.stream.socket.close()
+            await until(lambda: len(world.service._tries) == 0)
+
+        await abandon()
+        assert (await world.call("POST", "/process", body)).json["prorld_job_id"] == "x"
+        assert (await world.call("POST", "/process", body)).json["prorld_job_id"] != "x"
+        await abandon()
+        count = len(await world.jobs())
+        await world.call("POST", "/clear_llm_server")
+        await world.call("POST", "/add_llm_server", {"address": ENGINE})
+        assert (await world.call("POST", "/process", body)).status == 200
+        assert len(await world.jobs()) == count + 1
+
+
+async def test_cancel():
+    """The blocked call answers 200 and says so; a name that does not run is 404."""
+    async with compat_world(scripts=[slow()]) as world:
+        await world.ready()
+        replies: dict[str, Reply] = {}
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(hang, world, "x", replies)
+            await running(world)
+            reply = await world.call("POST", "/cancel", {"job_id": "x"})
+            assert (reply.status, reply.json) == (200, {"status": "Job x canceled successfully"})
+            # It is gone by the time that this is said.
+            world.room.assert_clean()
+        result = replies["x"].json
+        assert (replies["x"].status, result["critical_error"], result["filter"]) == (200, "cancelled", True)
+        assert (result["messages"], result["resolved"], result["reward"]) == ([], False, None)
+        for name in ("x", "never heard of"):
+            assert (await world.call("POST", "/cancel", {"job_id": name})).status == 404
+        assert (await world.call("POST", "/cancel", {})).status == 422
+
+
+async def test_stop_ends_its_own_jobs_and_no_others():
+    """All blocked calls are answered, nothing is left of their jobs, and a job of another tenant goes on."""
+    async with compat_world(scripts=[slow()]) as world:
+        await world.ready()
+        replies: dict[str, Reply] = {}
+        await world.room.submit("other", {"seconds": {"init": 3600.0}})
+        async with trio.open_nursery() as nursery:
+            for name in ("a", "b", "c"):
+                nursery.start_soon(hang, world, name, replies)
+            await running(world, 3)
+            status = (await world.call("GET", "/status")).json
+            assert status == {
+                "status": "running", "pending_jobs": 3, "init_queue": 0, "run_queue": 0, "eval_queue": 0,
+                "active_init": 0, "active_run": 3, "active_eval": 0, "total": 3,
+            }  # fmt: skip
+            assert (await world.call("POST", "/stop")).status == 200
+            assert not any(backend.live for backend in world.room.backends)
+        assert {name: reply.json["critical_error"] for name, reply in replies.items()} == dict.fromkeys(
+            "abc", "cancelled"
+        )
+        assert (await world.room.supervisor.get("other", "tests")).state == "initialising"
+        assert (await world.process()).code == "not_started"
+
+
+async def test_stops_and_starts_at_once():
+    """However they mix, each answer is one of those that there are, and a last start and stop work."""
+    async with compat_world(scripts=[slow()]) as world:
+        await world.ready()
+        replies: dict[str, Reply] = {}
+        statuses: list[int] = []
+
+        async def say(path: str) -> None:
+            statuses.append((await world.call("POST", path)).status)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(hang, world, "a", replies)
+            await running(world)
+            for path in ("/stop", "/stop", "/start", "/stop", "/start"):
+                nursery.start_soon(say, path)
+        assert set(statuses) <= {200, 400, 503}
+        assert replies["a"].json["critical_error"] == "cancelled"
+        with trio.move_on_after(5):
+            await world.call("POST", "/stop")
+        assert (await world.call("POST", "/start")).status == 200
+        world.room.assert_clean()
+
+
+async def test_a_job_waits_for_the_next_engine():
+    """Engines that are cleared away under a job leave it waiting; it ends on the next one, with the same tokens."""
+    async with compat_world(scripts=[Script(turns=["fine"], latency=Latency(fixed_s=0.3))]) as world:
+        await world.ready()
+        world.engine(OTHER)
+        replies: dict[str, Reply] = {}
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(lambda: hang(world, "x", replies, say=["again", "and again"]))
+            await running(world)
+            await world.call("POST", "/clear_llm_server")
+            await until(lambda: not any(backend.live for backend in world.room.backends))
+            await trio.sleep(0.05)
+            assert not replies
+            await world.call("POST", "/add_llm_server", {"address": OTHER})
+        result = replies["x"].json
+        assert (result["critical_error"], result["reward"]) == (None, 1.0)
+        assert joined(result) == (await world.branch("x")).token_ids
+
+
+@pytest.mark.parametrize("without_engine", [False, True])
+async def test_a_job_whose_time_is_up_is_504(without_engine):
+    """The body says so in both languages; waiting for an engine counts as well."""
+    async with compat_world(scripts=[slow()], total_s=0.4) as world:
+        await world.ready()
+        if without_engine:
+            replies: dict[str, Reply] = {}
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(lambda: hang(world, "x", replies, seconds={"init": 0.1}))
+                await until(lambda: len(world.service._tries) == 1)
+                await world.call("POST", "/clear_llm_server")
+            reply = replies["x"]
+        else:
+            reply = await world.process("x", instance_id="i")
+            assert reply.json["instance_id"] == "i"
+        assert (reply.status, reply.code, reply.json["critical_error"]) == (504, "job_timeout", "timeout")
+        assert reply.json["timing"]["timeout_triggered"] is True
+        assert (reply.json["resolved"], reply.json["messages"], reply.json["filter"]) == (False, [], True)
+
+
+async def test_time_in_queues_does_not_count():
+    """Jobs that wait long for their turn have their whole budget when it comes."""
+    script = Script(turns=["fine"], latency=Latency(fixed_s=0.3))
+    async with compat_world(scripts=[script], total_s=0.8) as world:
+        from prorld.wire.ops import StagePatch, StagesPatch
+
+        world.room.supervisor.set_stages(StagesPatch(run=StagePatch(workers=1)))
+        await world.ready()
+        replies: dict[str, Reply] = {}
+        async with trio.open_nursery() as nursery:
+            for name in "abcde":
+                nursery.start_soon(hang, world, name, replies)
+        assert [reply.status for reply in replies.values()] == [200] * 5
+
+
+async def test_a_huge_body_is_refused():
+    """413 in the same shape; the listener goes on."""
+    async with compat_world(body_bytes_max=4096) as world:
+        await world.ready()
+        reply = await world.process("x", prompt="y" * 10_000)
+        assert (reply.status, reply.code, "detail" in reply.json) == (413, "too_large", True)
+        assert (await world.call("GET", "/status")).status == 200
+
+
+async def test_plain_clients_need_not_say_what_they_send():
+    """A body is read as JSON whatever its type is said to be; a body where none is wanted is left alone."""
+    async with compat_world() as world:
+        world.engine(ENGINE)
+        headers = {"Content-Type": "application/x-www-form-urlencoded"}
+        assert (await world.call("POST", "/add_llm_server", {"address": ENGINE}, headers)).status == 200
+        assert (await world.call("POST", "/start", b"whatever", headers)).status == 200
+
+
+async def test_web_pages_are_kept_out():
+    """A page in somebody's browser can reach loopback, too; it is refused by its origin, and by a foreign name."""
+    async with compat_world() as world:
+        reply = await world.call("POST", "/start", headers={"Origin": "http://evil.example"})
+        assert (reply.status, reply.code) == (403, "foreign_origin")
+        assert (await world.call("POST", "/start", headers={"Host": "evil.example"})).code == "foreign_host"
+    async with compat_world(is_public=True) as world:
+        assert (await world.call("POST", "/start", headers={"Host": "node-7:8006"})).status == 200
+
+
+async def test_unknown_routes_and_methods():
+    """Answered in the same shape."""
+    async with compat_world() as world:
+        for method, path, status in (("GET", "/nothing", 404), ("GET", "/start", 405), ("GET", "/v1/jobs", 404)):
+            reply = await world.call(method, path)
+            assert (reply.status, isinstance(reply.json["detail"], str)) == (status, True)
+        assert (await world.call("GET", "/healthz")).json == {"status": "ok"}
+
+
+async def test_the_next_life_goes_on(tmp_path):
+    """Started, engines and running jobs are there again; a retry under the same name joins its job."""
+    async with compat_world(state=tmp_path, scripts=[slow()]) as world:
+        await world.ready()
+        client = await world.connect()
+        await client.send("POST", "/process", {"instance": {"data_source": "task"}, "job_id": "x"})
+        await running(world)
+    async with compat_world(state=tmp_path, scripts=[Script(turns=["fine"])]) as world:
+        assert world.engines.addresses == [ENGINE]
+        reply = await world.call("POST", "/process", {"instance": {"data_source": "task"}, "job_id": "x"})
+        assert (reply.status, reply.json["prorld_job_id"]) == (200, "x")
+        assert await world.jobs() == ["x"]
+        assert (await world.call("POST", "/start")).status == 400
+        assert (await world.call("POST", "/stop")).status == 200
+    async with compat_world(state=tmp_path, scripts=[Script()]) as world:
+        assert (await world.call("GET", "/status")).status == 503
