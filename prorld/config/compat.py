@@ -12,8 +12,6 @@ from prorld.config.units import Seconds
 
 __all__ = ["Compat"]
 
-TIMEOUT_S_MAX = 6 * 86_400.0
-
 
 class Compat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A listener of its own that asks for no token: the original ProRL Agent server's routes, and NeMo Gym's /run."""
@@ -42,8 +40,6 @@ class Compat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def __post_init__(self) -> None:
         if self.bind is not None and not self.open and not is_loopback(self.host):
             raise ValueError(f"bind is {self.bind}, which others than this machine can reach; say so with open = true")
-        if self.timeout_s > TIMEOUT_S_MAX:
-            raise ValueError(f"timeout_s is {self.timeout_s:g}, over {TIMEOUT_S_MAX:g}")
 
     @property
     def host(self) -> str:

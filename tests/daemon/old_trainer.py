@@ -84,9 +84,9 @@ class OldTrainer:
         """One blocking call; any status comes back with its body."""
         data = None if body is None else json.dumps(body).encode()
         headers = {} if body is None else {"Content-Type": "application/json"}
-        asked = urllib.request.Request(self.address + path, data=data, headers=headers, method=method)  # noqa: S310
+        asked = urllib.request.Request(self.address + path, data=data, headers=headers, method=method)
         try:
-            with urllib.request.urlopen(asked, timeout=within_s) as answer:  # noqa: S310
+            with urllib.request.urlopen(asked, timeout=within_s) as answer:
                 status, content = answer.status, json.load(answer)
         except urllib.error.HTTPError as refused:
             status, content = refused.code, json.load(refused)

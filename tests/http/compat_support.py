@@ -22,8 +22,8 @@ from prorld.inference.policies import PolicySource
 from prorld.rollout.compat.engines import CompatEngines
 from prorld.rollout.compat.nemo_gym import GymService
 from prorld.rollout.compat.service import CompatService
-from prorld.store.compat_file import CompatFile
 from prorld.sandbox.contract import SandboxSpec
+from prorld.store.compat_file import CompatFile
 from prorld.testing.fake_backend import FakeBackend
 from prorld.testing.handlers import FakeHandler, FakeInstance
 from prorld.testing.scripted_engine.script import Latency, Script
@@ -48,7 +48,7 @@ class TaskHandler(FakeHandler):
     """The fake handler where old trainers find it; it may hold longer conversations."""
 
     name = "task"
-    instance_type = TaskInstance
+    instance_type: type[FakeInstance] = TaskInstance
     data_sources: ClassVar[tuple[str, ...]] = ("swebench", "task*")
 
     def grading_sandbox(self, instance: FakeInstance) -> SandboxSpec | None:
@@ -96,6 +96,7 @@ class CompatWorld:
         gym = GymService(made.supervisor, self.service, total_s=total_s)
         deps = CompatDeps(service=self.service, gym=gym, auth=CompatAuth(is_public=is_public), **options)
         self.app = create_compat_app(deps)
+        self.server: HttpServer
         self.clients: list[Client] = []
 
     def engine(self, url: str, script: Script | None = None) -> FakeBackend:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 import trio
 
 from prorld.testing.scripted_engine.script import Latency, Script
+from prorld.wire.compat import ProcessRequest, ProcessResult
+from prorld.wire.ops import AddBackend, StagePatch, StagesPatch
 from tests.http.compat_support import ENGINE, OTHER, TENANT, TOKENS, compat_world, slow
 from tests.http.raw_client import Reply, until
 
@@ -78,7 +81,6 @@ async def test_an_engine_of_the_operator_is_left_alone():
     """Clearing forgets what was named here, and no engine that the policy got otherwise."""
     async with compat_world() as world:
         world.engine(ENGINE)
-        from prorld.wire.ops import AddBackend
 
         await world.room.pool.add(AddBackend(url=ENGINE, kind="openai", policy=TENANT))
         await world.ready(ENGINE)
@@ -92,22 +94,20 @@ async def test_an_engine_that_is_not_up_yet_joins_when_it_is(autojump_clock):
     async with compat_world() as world:
         engine = world.engine(ENGINE)
         engine.die()
-        nursery_replies: dict[str, Reply] = {}
+        results: list[ProcessResult] = []
         await world.service.start()
         assert await world.service.add_engine(ENGINE)
         async with trio.open_nursery() as nursery:
 
             async def ask() -> None:
-                from prorld.wire.compat import ProcessRequest
 
-                result = await world.service.process(ProcessRequest(instance={"data_source": "task"}))
-                nursery_replies["a"] = result  # type: ignore[assignment]
+                results.append(await world.service.process(ProcessRequest(instance={"data_source": "task"})))
 
             nursery.start_soon(ask)
             await trio.sleep(20)
-            assert not nursery_replies
+            assert not results
             engine.revive()
-        assert nursery_replies["a"].reward == 1.0  # type: ignore[attr-defined]
+        assert results[0].reward == 1.0
 
 
 async def test_a_result_has_all_that_a_trainer_reads():
@@ -168,7 +168,6 @@ async def test_parameters_become_those_of_the_job_and_unknown_ones_are_told():
         assert spec.sampling.chat_template_kwargs == {"enable_thinking": False}
         assert (spec.agent.max_turns, spec.agent.max_context_tokens) == (5, 4096)
         assert (spec.timeouts.total_s, spec.policy, spec.tenant) == (300.0, TENANT, TENANT)
-        import msgspec
 
         assert b"secret-of-an-engine" not in msgspec.json.encode(stored)
 
@@ -457,8 +456,6 @@ async def test_time_in_queues_does_not_count():
     """Jobs that wait long for their turn have their whole budget when it comes."""
     script = Script(turns=["fine"], latency=Latency(fixed_s=0.3))
     async with compat_world(scripts=[script], total_s=0.8) as world:
-        from prorld.wire.ops import StagePatch, StagesPatch
-
         world.room.supervisor.set_stages(StagesPatch(run=StagePatch(workers=1)))
         await world.ready()
         replies: dict[str, Reply] = {}

@@ -19,7 +19,6 @@ __all__ = ["DEFAULT_SOURCE", "Asked", "Mark", "SamplingParams", "asked_of", "bud
 DEFAULT_SOURCE: Final = "swebench"
 # Under this name of its metadata a job remembers what its trainer called it.
 MARK: Final = "compat"
-TOTAL_S_MAX: Final = 6 * 86_400.0
 # The context is what bounds a rollout there; tokens of several turns together are no limit of their own.
 SAMPLED_TOKENS_MIN: Final = AgentLimits().max_sampled_tokens
 

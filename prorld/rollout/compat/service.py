@@ -213,7 +213,7 @@ class CompatService:
         return result
 
     async def cancel(self, name: str) -> None:
-        """End the job of this name; returns when it is gone. ``NotFound`` where none runs, or its own end came first."""
+        """End the job of this name; returns when it is gone. ``NotFound`` where none runs, or its end came first."""
         one = self._tries.live(name)
         if one is None:
             raise NotFound(f"Job {name} is not running here", code="unknown_job")
