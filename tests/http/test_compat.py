@@ -8,6 +8,7 @@ import msgspec
 import pytest
 import trio
 
+from prorld.ops.conditions import Parts, checks
 from prorld.testing.scripted_engine.script import Latency, Script
 from prorld.wire.compat import ProcessRequest, ProcessResult
 from prorld.wire.ops import AddBackend, StagePatch, StagesPatch
@@ -518,3 +519,43 @@ async def test_the_next_life_goes_on(tmp_path):
         assert (await world.call("POST", "/stop")).status == 200
     async with compat_world(state=tmp_path, scripts=[Script()]) as world:
         assert (await world.call("GET", "/status")).status == 503
+
+
+async def test_readiness_knows_that_a_trainer_changes_its_engines():
+    """Between two steps the policy has no engine and nothing is wrong; an engine that was named and is down is."""
+    async with compat_world() as world:
+
+        def broken() -> list[str]:
+            parts = Parts(
+                supervisor=world.room.supervisor, auditor=None, pool=world.room.pool,  # type: ignore[arg-type]
+                policies=world.room.book.policies, book=world.room.book, registry=world.room.registry,
+                warden=None, lag=None, disk=None, breakers=None, compat=world.service,  # type: ignore[arg-type]
+            )  # fmt: skip
+            looks = [check for check in checks(parts) if check.kind.code in ("no_backend", "policy_unused")]
+            return [str(trouble.policy) for check in looks for trouble in check.look() if trouble.policy == TENANT]
+
+        assert broken() == []
+        await world.ready()
+        assert broken() == []
+        await world.call("POST", "/clear_llm_server")
+        assert broken() == []
+        world.engine(OTHER).die()
+        await world.call("POST", "/add_llm_server", {"address": OTHER})
+        assert broken() == [TENANT]
+
+
+async def test_a_disk_that_refuses_is_told():
+    """What could not be written down is not said to be done."""
+    async with compat_world() as world:
+        await world.ready()
+        (world.room.state / ".compat.json.new").mkdir()
+        reply = await world.call("POST", "/add_llm_server", {"address": TOKENS, "engine": world.engine(TOKENS).url})
+        assert (reply.status, reply.code) == (503, "journal_failing")
+        # The jobs are ended all the same.
+        assert (await world.call("POST", "/stop")).status == 200
+        assert (await world.call("POST", "/start")).code == "journal_failing"
+        (world.room.state / ".compat.json.new").rmdir()
+        # A repetition writes what the first call could not.
+        assert (await world.call("POST", "/add_llm_server", {"address": TOKENS})).status == 200
+        assert TOKENS in (world.room.state / "compat.json").read_text()
+        assert (await world.call("POST", "/start")).status == 200

@@ -85,26 +85,25 @@ class CompatEngines:
         self._pool.check(request)
         return request
 
-    def add(self, address: str, nursery: trio.Nursery) -> bool:
-        """Name an engine; whether that is new. It joins the pool in a task of ``nursery``."""
+    def add(self, address: str, nursery: trio.Nursery) -> None:
+        """Name an engine; it joins the pool in a task of ``nursery``. One that was named stays as it is."""
         request = self.kind_of(address)
         known = self._named.get(request.url)
         if known is not None:
             if not known.settled.is_set() or self._is_there(request.url):
-                return False
+                return
             # An operator has removed it meanwhile.
             self._forget(request.url)
         if len(self._named) >= ADDRESSES_MAX:
             raise Overloaded(f"{ADDRESSES_MAX} engines are named already")
         named = self._named[request.url] = _Named(request)
         nursery.start_soon(self._join, named, name=f"join {address}")
-        return known is None
 
     async def wait_settled(self, address: str) -> None:
         """Wait a little for the engine to join; one that does not answer yet is asked again without anybody waiting."""
         named = self._named.get(same_address(address))
-        with trio.move_on_after(PROBE_S):
-            if named is not None:
+        if named is not None:
+            with trio.move_on_after(PROBE_S):
                 await named.settled.wait()
 
     async def clear(self) -> None:

@@ -182,8 +182,9 @@ class CompatService:
     # --- engines ------------------------------------------------------------------------------------------------------
 
     async def add_engine(self, address: str) -> bool:
-        """Name an engine; whether the server takes jobs for it now. One that is there already stays as it is."""
-        if self._engines.add(address, self._room):
+        """Name an engine; whether jobs are taken for it now. One that is there already stays as it is."""
+        self._engines.add(address, self._room)
+        if self._kept.addresses != self._engines.addresses:
             await self._keep()
         if self._state != "running":
             return False
