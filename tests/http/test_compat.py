@@ -173,6 +173,16 @@ async def test_parameters_become_those_of_the_job_and_unknown_ones_are_told():
         assert b"secret-of-an-engine" not in msgspec.json.encode(stored)
 
 
+async def test_what_the_original_does_not_know_is_taken_where_it_fits():
+    """Some keys have a meaning here; in a shape that has none they are ignored as any other."""
+    async with compat_world() as world:
+        await world.ready()
+        result = (await world.process("a", params={"seed": 7, "top_k": 20, "stop": "text", "min_p": None})).json
+        assert result["ignored"] == ["min_p", "stop"]
+        sampling = (await world.room.supervisor.stored("a", TENANT, "")).spec.sampling
+        assert (sampling.seed, sampling.top_k, sampling.stop, sampling.min_p) == (7, 20, [], 0.0)
+
+
 @pytest.mark.parametrize(
     ("body", "status", "code"),
     [
@@ -203,7 +213,8 @@ async def test_bad_bodies(body, status, code):
 
 
 @pytest.mark.parametrize(
-    "address", ["", "engine:8000", "ftp://engine/v1", "http://", "http://a b/v1", "http://me@there/v1"]
+    "address",
+    ["", "engine:8000", "ftp://engine/v1", "http://", "http://a b/v1", "http://me@there/v1", "http://[::1/v1"],
 )
 async def test_bad_addresses(address):
     """What can be no engine's address is refused and not kept."""

@@ -75,12 +75,17 @@ class CompatEngines:
 
     def kind_of(self, address: str) -> AddBackend:
         """What an address stands for; ``BadRequest`` for one that can never be."""
-        host = (urlsplit(address).hostname or "").lower()
+        try:
+            parts = urlsplit(address)
+            host = (parts.hostname or "").lower()
+        except ValueError as exc:
+            raise BadRequest(f"{address!r} is no address: {exc}", details={"path": "$.address"}) from exc
         if self._allowed is not None and not any(fnmatchcase(host, pattern.lower()) for pattern in self._allowed):
             raise BadRequest(f"no engine may be named on the host {host!r}", code="host_not_allowed")
-        path = urlsplit(address).path.rstrip("/")
         request = AddBackend(
-            url=same_address(address), kind="openai" if path.endswith("/v1") else "prorl", policy=self._policy
+            url=same_address(address),
+            kind="openai" if parts.path.rstrip("/").endswith("/v1") else "prorl",
+            policy=self._policy,
         )
         self._pool.check(request)
         return request

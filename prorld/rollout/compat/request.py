@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
+from contextlib import suppress
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -24,7 +26,7 @@ SAMPLED_TOKENS_MIN: Final = AgentLimits().max_sampled_tokens
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
-    """The names that are known; ``None`` stands for what was left out. The last four are ours, taken if they come."""
+    """The names that are known; ``None`` stands for what was left out."""
 
     model: Annotated[str, Meta(max_length=2048)] | None = None
     api_key: Any = None
@@ -38,6 +40,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     enable_thinking: bool | None = None
     ensure_thinking_end_properly: bool | None = None
     strict_loop_detector: bool | None = None
+
+
+class Extras(msgspec.Struct, frozen=True, kw_only=True):
+    """What the original knows nothing of and we do: taken where it fits, and else ignored as any other key."""
+
     top_k: Annotated[int, Meta(ge=-1, le=1_000_000)] | None = None
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
@@ -79,6 +86,7 @@ def asked_of(request: ProcessRequest, name: str, *, policy: str, total_s: float)
     params = convert(
         {key: value for key, value in given.items() if key in known}, SamplingParams, what="sampling_params"
     )
+    extras, taken = _extras(given)
     instance = dict(request.instance)
     if instance.get("data_source") is None:
         instance["data_source"] = DEFAULT_SOURCE
@@ -88,7 +96,7 @@ def asked_of(request: ProcessRequest, name: str, *, policy: str, total_s: float)
         job_id=name,
         body=hashlib.sha256(body).hexdigest(),
         total_s=total_s,
-        ignored=sorted(str(key)[:128] for key in given if key not in known),
+        ignored=sorted(str(key)[:128] for key in given if key not in known and key not in taken),
         noted={
             key: words
             for key, (usual, words) in _NOTES.items()
@@ -98,7 +106,7 @@ def asked_of(request: ProcessRequest, name: str, *, policy: str, total_s: float)
     job = SubmitJob(
         instance=instance,
         policy=policy,
-        sampling=_sampling(params),
+        sampling=_sampling(params, extras),
         agent=_limits(params),
         timeouts=budget(total_s),
         metadata={MARK: msgspec.to_builtins(mark)},
@@ -126,17 +134,28 @@ def usable_id(name: str) -> bool:
     return is_client_id(name) and name not in COLLECTION_VERBS
 
 
-def _sampling(params: SamplingParams) -> Sampling:
+def _extras(given: Mapping[str, Any]) -> tuple[Extras, frozenset[str]]:
+    """Those that fit, and their names."""
+    fitting: dict[str, Any] = {}
+    for name in Extras.__struct_fields__:
+        if given.get(name) is not None:
+            with suppress(msgspec.ValidationError):
+                msgspec.convert({name: given[name]}, Extras)
+                fitting[name] = given[name]
+    return msgspec.convert(fitting, Extras), frozenset(fitting)
+
+
+def _sampling(params: SamplingParams, extras: Extras) -> Sampling:
     usual = Sampling()
     thinking = {} if params.enable_thinking is None else {"enable_thinking": params.enable_thinking}
     return Sampling(
         temperature=usual.temperature if params.temperature is None else params.temperature,
         top_p=usual.top_p if params.top_p is None else params.top_p,
-        top_k=usual.top_k if params.top_k is None else params.top_k,
-        min_p=usual.min_p if params.min_p is None else params.min_p,
+        top_k=usual.top_k if extras.top_k is None else extras.top_k,
+        min_p=usual.min_p if extras.min_p is None else extras.min_p,
         max_tokens=params.max_output_tokens or usual.max_tokens,
-        seed=params.seed,
-        stop=params.stop or [],
+        seed=extras.seed,
+        stop=extras.stop or [],
         chat_template_kwargs=thinking,
     )
 
