@@ -273,3 +273,15 @@ def test_a_real_model(tmp_path: Path) -> None:
         assert sum(len(group.samples) for group in groups) == 4
         assert_exact(here, groups)
         assert_nothing_left(here)
+
+
+def test_an_engine_that_speaks_text_alone(tmp_path: Path) -> None:
+    """No token ids and no log-probabilities of them: the messages make up the branch all the same."""
+    (tmp_path / "e").mkdir()
+    script = Script(turns=[RIGHT], flavour="openai")
+    with scripted_engine(tmp_path / "e", script) as engine, compat(tmp_path) as here:
+        trainer = OldTrainer(address(here), samples=2)
+        trainer.use_engines([f"{engine}/v1"])
+        groups = trainer.step(instances(0, 1), "text")
+        assert [sample.reward for sample in groups[0].samples] == [1.0, 1.0]
+        assert_exact(here, groups)

@@ -27,7 +27,7 @@ from prorld.store.compat_file import CompatFile
 from prorld.testing.fake_backend import FakeBackend
 from prorld.testing.handlers import FakeHandler, FakeInstance
 from prorld.testing.scripted_engine.script import Latency, Script
-from tests.http.raw_client import Client, Reply
+from tests.http.raw_client import Client, Reply, until
 from tests.rollout.support import Room
 
 TENANT = "compat"
@@ -173,3 +173,18 @@ async def compat_world(
 def slow(seconds: float = 3600.0) -> Script:
     """An engine that takes its time."""
     return Script(turns=["fine"], latency=Latency(fixed_s=seconds))
+
+
+def joined(result: dict[str, Any]) -> list[int]:
+    """The tokens of all messages."""
+    return [token for message in result["messages"] for token in message["token_ids"]]
+
+
+async def hang(world: CompatWorld, job_id: str, replies: dict[str, Reply], **task: Any) -> None:
+    """A call that waits; its reply is put where the test finds it."""
+    replies[job_id] = await world.process(job_id, **task)
+
+
+async def running(world: CompatWorld, count: int = 1) -> None:
+    """Until so many calls are in engines."""
+    await until(lambda: sum(len(backend.live) for backend in world.room.backends) == count)

@@ -76,6 +76,7 @@ class CompatService:
         self._policy = policy
         self._total_s = total_s
         self._kept = file.load()
+        self._starts = self._kept.started
         self._state: State = "stopped"
         self._stopped = trio.Event()
         self._tries = Tries()
@@ -116,7 +117,12 @@ class CompatService:
                 await self._wait_stopped()
             if self._state == "running":
                 raise BadRequest("Server is already running", code=ALREADY_STARTED)
-            await self._keep(started=True)
+            self._starts = True
+            try:
+                await self._keep()
+            except Overloaded:
+                self._starts = False
+                raise
             self._state = "running"
             log.info("compat.started", policy=self._policy, engines=len(self._engines.addresses))
 
@@ -139,11 +145,9 @@ class CompatService:
     async def _stop_all(self) -> None:
         """In a task of its own: whoever asked may leave."""
         ended = len(self._tries)
-        try:
-            await self._keep(started=False)
-        except Overloaded as exc:
-            # The jobs end all the same; only a restart before the next stop would begin them anew.
-            log.warning("compat.unwritten", reason=exc.message)
+        self._starts = False
+        # The jobs end in any case; where this can't be written, a restart before the next stop would begin them anew.
+        await self._keep_quietly()
         await self._end_all("the server was stopped")
         for one in self._tries:
             await one.done.wait()
@@ -309,10 +313,10 @@ class CompatService:
                     break
         return found
 
-    async def _keep(self, *, started: bool | None = None) -> None:
-        """Write down what a restart goes on with; ``Overloaded`` where the disk refuses."""
+    async def _keep(self) -> None:
+        """Write down what a restart goes on with, as it is now; ``Overloaded`` where the disk refuses."""
         kept = CompatState(
-            started=self._kept.started if started is None else started,
+            started=self._starts,
             addresses=self._engines.addresses,
             tokenizer=self._engines.tokenizer,
         )
