@@ -21,12 +21,22 @@ from structlog.typing import FilteringBoundLogger
 
 from prorld import __version__
 from prorld.config import Config, Loaded
-from prorld.daemon_parts import DEFAULT_POLICY, make_rollouts, scratch_dir, start_sampling, start_sandboxes, start_store
+from prorld.daemon_parts import (
+    DEFAULT_POLICY,
+    Compat,
+    make_compat,
+    make_rollouts,
+    scratch_dir,
+    start_sampling,
+    start_sandboxes,
+    start_store,
+)
 from prorld.errors import BadRequest, ConfigError
 from prorld.handlers.registry import discover
 from prorld.http.app import create_app
-from prorld.http.auth import NoAuth, load_token_book
-from prorld.http.deps import HttpDeps
+from prorld.http.auth import CompatAuth, NoAuth, load_token_book
+from prorld.http.compat import create_compat_app
+from prorld.http.deps import CompatDeps, HttpDeps
 from prorld.http.guarded import ConnectionLimits
 from prorld.http.serve import HttpServer, run_http
 from prorld.inference.models import PooledModels
@@ -155,6 +165,7 @@ async def _serve(
     )  # fmt: skip
     rollouts = make_rollouts(config, world, registry, sampling, stored)
     supervisor = rollouts.supervisor
+    compat = make_compat(loaded, rollouts, sampling, registry)
     sandboxes.runtime.keep_while(lambda: not supervisor.draining and supervisor.stages().init.workers > 0)
     disk = conditions.Disk(loaded.state_dir)
     parts = conditions.Parts(
@@ -163,6 +174,7 @@ async def _serve(
         warden=sandboxes.warden, lag=lag, disk=disk, breakers=rollouts.batches.floor.room.breakers,
         no_sandbox=sandboxes.lacking, is_root=sandboxes.is_root,
         engines=[(entry.policy, entry.url) for entry in config.backends],
+        compat=None if compat is None else compat.service, open_at=config.compat.bind if config.compat.open else None,
     )  # fmt: skip
     health = Health(conditions.checks(parts), trio.current_time)
     core.start_soon(conditions.watch, health, disk, name="health")
@@ -186,14 +198,18 @@ async def _serve(
         await jobs.start(sandboxes.runtime.keep, name="warm sandboxes")
         await rollouts.start(jobs)
         await jobs.start(stored.retention.run, name="retention")
+        if compat is not None:
+            await jobs.start(compat.service.run, name="compat")
         _start_engines(config, core, sampling.pool)
         async with trio.open_nursery() as front:
             server: HttpServer = await front.start(
                 partial(run_http, create_app(deps), bind=_bind(config), limits=_connections(config)), name="http"
             )
+            beside = await _listen_beside(config, front, compat)
             endpoint = Endpoint(
-                address=server.address, boot_id=boot_id, pid=os.getpid(), version=__version__, started_at=clock.wall()
-            )
+                address=server.address, boot_id=boot_id, pid=os.getpid(), version=__version__, started_at=clock.wall(),
+                compat_address=None if beside is None else beside.address,
+            )  # fmt: skip
             with announced(loaded.state_dir, endpoint):
                 _tune_gc(config)
                 running = await service.start(core, ears)
@@ -201,7 +217,25 @@ async def _serve(
                 task_status.started(endpoint)
                 await running.until_told()
             server.close()
+            if beside is not None:
+                beside.close()
         jobs.cancel_scope.cancel("the daemon is shutting down")
+
+
+async def _listen_beside(config: Config, front: trio.Nursery, compat: Compat | None) -> HttpServer | None:
+    """The listener for trainers of other servers, where there is to be one."""
+    if compat is None or config.compat.bind is None:
+        return None
+    deps = CompatDeps(
+        service=compat.service, gym=compat.gym, auth=CompatAuth(is_public=config.compat.open),
+        body_bytes_max=config.server.body_bytes_max,
+    )  # fmt: skip
+    app = create_compat_app(deps)
+    server: HttpServer = await front.start(
+        partial(run_http, app, bind=config.compat.bind, limits=_connections(config)), name="http compat"
+    )
+    log.warning("compat.listening", address=server.address, token="none is asked for", open=config.compat.open)  # noqa: S106
+    return server
 
 
 # --- engines ----------------------------------------------------------------------------------------------------------

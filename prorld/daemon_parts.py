@@ -26,6 +26,7 @@ from prorld.handlers.registry import Registry
 from prorld.inference.policies import Policies, PolicySource
 from prorld.inference.policy_book import PolicyBook
 from prorld.inference.policy_control import PolicyControl
+from prorld.inference.policy_views import source_of
 from prorld.inference.pool import BackendPool
 from prorld.inference.pool_entry import EngineRules
 from prorld.inference.registry import backend_factories, read_engine_keys
@@ -40,6 +41,9 @@ from prorld.rollout.batches.make import make_batches
 from prorld.rollout.batches.service import Batches
 from prorld.rollout.batches.settings import BatchSettings
 from prorld.rollout.clock import SystemClock
+from prorld.rollout.compat.engines import CompatEngines
+from prorld.rollout.compat.nemo_gym import GymService
+from prorld.rollout.compat.service import CompatService
 from prorld.rollout.life import World
 from prorld.rollout.looks import Looks
 from prorld.rollout.supervisor import Supervisor, SupervisorLimits
@@ -55,6 +59,7 @@ from prorld.sandbox.wall import Enclosing, Wall
 from prorld.sandbox.warden_client import Warden, run_warden
 from prorld.sandbox.warm import WarmRuntime
 from prorld.sandbox.warm_plan import WarmRules
+from prorld.store.compat_file import CompatFile
 from prorld.store.journal import Journal
 from prorld.store.places import remote_kind
 from prorld.store.policy_file import PolicyFile
@@ -63,10 +68,12 @@ from prorld.store.retention import Keep, Retention
 
 __all__ = [
     "DEFAULT_POLICY",
+    "Compat",
     "Rollouts",
     "Sampling",
     "Sandboxes",
     "Stored",
+    "make_compat",
     "make_rollouts",
     "scratch_dir",
     "start_sampling",
@@ -273,6 +280,31 @@ def make_rollouts(config: Config, world: World, registry: Registry, sampling: Sa
     return Rollouts(supervisor=supervisor, batches=batches, looks=looks, auditor=auditor)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Compat:
+    """What trainers of other servers ask."""
+
+    service: CompatService
+    gym: GymService
+
+
+def make_compat(loaded: Loaded, rollouts: Rollouts, sampling: Sampling, registry: Registry) -> Compat | None:
+    """Its parts, where it is configured; ``service.run`` starts them."""
+    settings = loaded.config.compat
+    if settings.bind is None:
+        return None
+    policy = settings.policy
+    engines = CompatEngines(
+        sampling.pool, sampling.policies, policy,
+        own_source=lambda: source_of(sampling.book.of(policy).settings), allowed=settings.engine_hosts,
+    )  # fmt: skip
+    service = CompatService(
+        rollouts.supervisor, engines, CompatFile(loaded.state_dir),
+        handlers=registry, policy=policy, total_s=settings.timeout_s,
+    )  # fmt: skip
+    return Compat(service=service, gym=GymService(rollouts.supervisor, service, total_s=settings.timeout_s))
+
+
 # --- from configuration -----------------------------------------------------------------------------------------------
 
 
@@ -300,7 +332,12 @@ def _policy_sources(config: Config) -> dict[str, PolicySource]:
         for name, entry in config.policies.items()
     }
     named = {DEFAULT_POLICY, *(entry.policy for entry in config.backends)}
-    return {name: PolicySource() for name in sorted(named)} | sources
+    made = {name: PolicySource() for name in sorted(named)} | sources
+    compat = config.compat
+    if compat.bind is not None and compat.policy not in made:
+        # Trainers that know nothing of policies mean the one model there is: its tokens are made as those of default.
+        made[compat.policy] = made[DEFAULT_POLICY]
+    return made
 
 
 def _tolerance(config: Config) -> Tolerance:

@@ -42,6 +42,25 @@ def add_config_options(parser: argparse.ArgumentParser) -> None:
         "--embedded", action=argparse.BooleanOptionalAction, default=None,
         help="start the embedded engine (default: only where no backend is named)",
     )  # fmt: skip
+    _add_compat_options(parser)
+
+
+def _add_compat_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("for trainers of the original ProRL Agent server, and NeMo RL (docs/compat.md)")
+    group.add_argument(
+        "--compat-bind", metavar="HOST:PORT", help="listen there for them, too; that listener asks for no token"
+    )
+    group.add_argument(
+        "--compat-open", action="store_true", default=None,
+        help="let it be an address that other machines can reach",
+    )  # fmt: skip
+    group.add_argument(
+        "--timeout", type=float, metavar="S", help="budget of each of their jobs, without queues (default 300)"
+    )
+    group.add_argument(
+        "--allow-skip-eval", nargs="?", metavar="BOOL",
+        help="taken as the original takes it, and always so: a patch without changes is graded 0 without its tests",
+    )  # fmt: skip
 
 
 def backend(text: str) -> dict[str, Any]:
@@ -69,6 +88,9 @@ def flags_of(args: argparse.Namespace) -> dict[str, object]:
         "stages.eval": args.max_eval_workers,
         "backends": args.backend,
         "engine.enabled": args.embedded,
+        "compat.bind": args.compat_bind,
+        "compat.open": args.compat_open,
+        "compat.timeout_s": args.timeout,
     }
 
 

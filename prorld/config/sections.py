@@ -5,7 +5,6 @@ The words beside a field are its documentation: ``prorld check-config`` and the 
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -13,6 +12,8 @@ import msgspec
 from msgspec import Meta
 
 from prorld.config.batches import Batches
+from prorld.config.compat import Compat
+from prorld.config.loopback import is_loopback
 from prorld.config.sandboxes import Sandbox, Warm
 from prorld.config.units import Bytes, Count, Seconds, Share, Workers
 from prorld.domain.outcome import OutcomeKind, Verdict
@@ -23,6 +24,7 @@ __all__ = [
     "BackendEntry",
     "Batches",
     "Breaker",
+    "Compat",
     "Config",
     "Engine",
     "EngineKey",
@@ -43,16 +45,6 @@ __all__ = [
     "Warm",
     "is_loopback",
 ]
-
-
-def is_loopback(host: str) -> bool:
-    """Whether an address can only be reached from this machine."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 class Server(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -355,6 +347,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """The whole configuration."""
 
     server: Server = Server()
+    compat: Compat = Compat()
     state: State = State()
     stages: Stages = Stages()
     fairness: Fairness = Fairness()

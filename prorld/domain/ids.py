@@ -14,6 +14,8 @@ CLIENT_ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}(?![\s\S])"
 
 # The tenant of the token that a daemon makes for its own admin.
 ADMIN_TENANT = "default"
+# The tenant of jobs that come by the listener for trainers of other servers, which asks for no token.
+COMPAT_TENANT = "compat"
 
 
 def is_client_id(text: str) -> bool:

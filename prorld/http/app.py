@@ -21,7 +21,7 @@ from structlog.typing import FilteringBoundLogger
 
 from prorld.domain.ids import is_client_id
 from prorld.http.auth import Credentials
-from prorld.http.deps import HttpDeps
+from prorld.http.deps import AppDeps, HttpDeps
 from prorld.http.encode import Squeezer
 from prorld.http.errors import answer_error
 from prorld.http.holds import Holds
@@ -64,7 +64,7 @@ class _Request(TrioASGIHTTPConnection):
 class App(QuartTrio):
     """The Quart application of the daemon."""
 
-    def __init__(self, deps: HttpDeps) -> None:
+    def __init__(self, deps: AppDeps) -> None:
         super().__init__("prorld", static_folder=None)
         self.asgi_http_class = _Request
         self.deps = deps
@@ -90,10 +90,14 @@ class App(QuartTrio):
         """An answer for whatever a route raised."""
         if isinstance(error, BaseExceptionGroup) and error.subgroup(trio.Cancelled) is not None:
             raise error
-        return answer_error(error, g.get("request_id", "unknown"))
+        return self.refuse(error)
 
     async def handle_exception(self, error: Exception) -> Response:
         """An answer for what went wrong outside the routes."""
+        return self.refuse(error)
+
+    def refuse(self, error: BaseException) -> Response:
+        """The answer to a request that ended so."""
         return answer_error(error, g.get("request_id", "unknown"))
 
     async def _admit(self) -> None:

@@ -22,10 +22,20 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Meta
 
-from prorld.domain.ids import ADMIN_TENANT
+from prorld.domain.ids import ADMIN_TENANT, COMPAT_TENANT
 from prorld.errors import ConfigError, Forbidden, Unauthorized
 
-__all__ = ["ADMIN_TENANT", "Auth", "Caller", "Credentials", "NoAuth", "Role", "TokenBook", "load_token_book"]
+__all__ = [
+    "ADMIN_TENANT",
+    "Auth",
+    "Caller",
+    "CompatAuth",
+    "Credentials",
+    "NoAuth",
+    "Role",
+    "TokenBook",
+    "load_token_book",
+]
 
 TOKEN_FILE: Final = "token"  # noqa: S105 - a file name
 TOKENS_FILE: Final = "tokens.toml"
@@ -153,6 +163,30 @@ class NoAuth:
         if credentials.origin is not None and urlsplit(credentials.origin).netloc != host:
             raise Forbidden("without authentication the server answers no other web page", code="foreign_origin")
         return Caller(tenant=ADMIN_TENANT, role=Role.ADMIN)
+
+
+class CompatAuth:
+    """The listener for trainers of other servers, which send no token: whoever reaches it may use its routes.
+
+    Web pages are kept out as ``NoAuth`` keeps them out. Where other machines may come, they name this one as they like.
+    """
+
+    def __init__(self, *, is_public: bool) -> None:
+        self._is_public = is_public
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it has to stay on addresses that only this machine reaches."""
+        return not self._is_public
+
+    def who(self, credentials: Credentials) -> Caller:
+        """The tenant of all of them."""
+        host = credentials.host or ""
+        if not self._is_public and not _is_local(host):
+            raise Forbidden("this listener answers to local names only", code="foreign_host")
+        if credentials.origin is not None and urlsplit(credentials.origin).netloc != host:
+            raise Forbidden("this listener answers no other web page", code="foreign_origin")
+        return Caller(tenant=COMPAT_TENANT, role=Role.TRAINER)
 
 
 def load_token_book(state_dir: Path) -> TokenBook:

@@ -9,6 +9,8 @@ from typing import Protocol
 from prorld.http.auth import Auth
 from prorld.http.holds import LONGEST_S
 from prorld.http.routes_policies import PolicyService
+from prorld.rollout.compat.nemo_gym import GymService
+from prorld.rollout.compat.service import CompatService
 from prorld.rollout.service import BatchService, LooksService, RolloutService
 from prorld.wire.ops import (
     AddBackend,
@@ -23,7 +25,7 @@ from prorld.wire.ops import (
     TaskTree,
 )
 
-__all__ = ["BackendService", "HttpDeps"]
+__all__ = ["AppDeps", "BackendService", "CompatDeps", "HttpDeps"]
 
 BODY_BYTES_MAX = 16 << 20
 
@@ -50,6 +52,36 @@ class BackendService(Protocol):
     async def remove(self, backend_id: str) -> None:
         """Forget it; its leases go elsewhere."""
         ...
+
+
+class AppDeps(Protocol):
+    """What any application of ours needs, whatever its routes."""
+
+    @property
+    def auth(self) -> Auth:
+        """Who may come in."""
+        ...
+
+    @property
+    def body_bytes_max(self) -> int:
+        """The largest body."""
+        ...
+
+    @property
+    def hold_s_max(self) -> float:
+        """The longest that a request is held for a wish of its client."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompatDeps:
+    """What the routes for trainers of other servers ask."""
+
+    service: CompatService
+    gym: GymService
+    auth: Auth
+    body_bytes_max: int = BODY_BYTES_MAX
+    hold_s_max: float = LONGEST_S
 
 
 @dataclass(frozen=True, kw_only=True)

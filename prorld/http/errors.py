@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, NamedTuple
 
 import structlog
 import trio
@@ -37,7 +37,7 @@ from prorld.errors import (
 from prorld.http.encode import answer
 from prorld.wire.ops import ErrorBody, ErrorDetail
 
-__all__ = ["UnsupportedMedia", "answer_error", "leaves"]
+__all__ = ["Refusal", "UnsupportedMedia", "answer_error", "leaves", "refusal_of"]
 
 log: FilteringBoundLogger = structlog.get_logger("prorld.http")
 
@@ -76,8 +76,22 @@ _HTTP_ERRORS: Final[dict[int, tuple[str, str]]] = {
 }
 
 
+class Refusal(NamedTuple):
+    """What is answered in the place of a success."""
+
+    status: int
+    detail: ErrorDetail
+    headers: dict[str, str]
+
+
 def answer_error(exc: BaseException, request_id: str) -> Response:
     """The answer to a request that ended with ``exc``."""
+    refusal = refusal_of(exc, request_id)
+    return answer(ErrorBody(error=refusal.detail), refusal.status, headers=refusal.headers)
+
+
+def refusal_of(exc: BaseException, request_id: str) -> Refusal:
+    """What there is to be said of ``exc``; a bug of ours goes to the log."""
     found = leaves(exc)
     refusals = [_refusal(leaf) for leaf in found]
     # One bug among refusals is still a bug, and must not hide behind them.
@@ -86,7 +100,7 @@ def answer_error(exc: BaseException, request_id: str) -> Response:
         return known[0]
     log.error("request.crashed", exc_info=exc, request_id=request_id)
     message = f"an error of the daemon; its log has it under request {request_id}"
-    return _answer(500, ErrorDetail(code="internal", message=message, retryable=False))
+    return Refusal(500, ErrorDetail(code="internal", message=message, retryable=False), {})
 
 
 def leaves(exc: BaseException) -> list[BaseException]:
@@ -103,17 +117,17 @@ def _leaves(exc: BaseException) -> Iterator[BaseException]:
         yield exc
 
 
-def _refusal(exc: BaseException) -> Response | None:
+def _refusal(exc: BaseException) -> Refusal | None:
     if isinstance(exc, ProrldError):
         return _ours(exc)
     if isinstance(exc, HTTPException) and exc.code is not None and exc.code < 500:
         code, message = _HTTP_ERRORS.get(exc.code, (f"http_{exc.code}", exc.name))
         headers = {"Allow": ", ".join(sorted(exc.valid_methods or ()))} if isinstance(exc, MethodNotAllowed) else {}
-        return _answer(exc.code, ErrorDetail(code=code, message=message, retryable=exc.code == 408), headers)
+        return Refusal(exc.code, ErrorDetail(code=code, message=message, retryable=exc.code == 408), headers)
     return None
 
 
-def _ours(exc: ProrldError) -> Response | None:
+def _ours(exc: ProrldError) -> Refusal | None:
     status = next((status for kind, status in _STATUS if isinstance(exc, kind)), None)
     if status is None:
         return None
@@ -125,8 +139,4 @@ def _ours(exc: ProrldError) -> Response | None:
     # An engine's error carries the reason in its causes; a refusal is complete in itself.
     message = chain(exc) if isinstance(exc, BackendError) else exc.message
     detail = ErrorDetail(code=exc.stable_code, message=message, retryable=exc.may_retry, details=exc.details)
-    return _answer(status, detail, headers)
-
-
-def _answer(status: int, detail: ErrorDetail, headers: dict[str, str] | None = None) -> Response:
-    return answer(ErrorBody(error=detail), status, headers=headers)
+    return Refusal(status, detail, headers)

@@ -21,6 +21,7 @@ from prorld.kit.loop_lag import LoopLag
 from prorld.ops.health import Check, Health, Kind, Trouble
 from prorld.rollout.audit import Auditor
 from prorld.rollout.batches.breakers import Breakers
+from prorld.rollout.compat.service import CompatService
 from prorld.rollout.supervisor import Supervisor
 from prorld.sandbox.warden_client import Warden
 from prorld.store.journal import Journal
@@ -59,6 +60,7 @@ KINDS = (
     Kind(code="logprob_drift", severity="warning"),
     Kind(code="breaker_open", severity="warning"),
     Kind(code="runs_as_root", severity="warning"),
+    Kind(code="compat_open", severity="warning"),
 )
 
 
@@ -81,7 +83,8 @@ class Disk:
 class Parts:
     """What is looked at.
 
-    ``no_sandbox`` is why none could be made at start; ``engines`` are those of the configuration, as (policy, URL).
+    ``no_sandbox`` is why none could be made at start; ``engines`` are those of the configuration, as (policy, URL);
+    ``open_at`` is the address at which other machines reach the listener that asks for no token.
     """
 
     supervisor: Supervisor
@@ -99,6 +102,8 @@ class Parts:
     no_sandbox: str | None = None
     engines: Sequence[tuple[str, str]] = ()
     is_root: bool = False
+    compat: CompatService | None = None
+    open_at: str | None = None
 
 
 def checks(parts: Parts) -> list[Check]:
@@ -122,6 +127,7 @@ def checks(parts: Parts) -> list[Check]:
         "logprob_drift": _logprob_drift,
         "breaker_open": _breaker_open,
         "runs_as_root": _runs_as_root,
+        "compat_open": _compat_open,
     }
     return [Check(kind, _bound(looks[kind.code], parts)) for kind in KINDS]
 
@@ -173,7 +179,7 @@ def _no_backend(parts: Parts) -> list[Trouble]:
     return [
         _no_engine(name, [url for policy, url in parts.engines if policy == name])
         for name in parts.policies.names()
-        if not parts.pool.has_engine(name) and not _is_unused(parts, name)
+        if not parts.pool.has_engine(name) and not _is_unused(parts, name) and not _awaits_address(parts, name)
     ]
 
 
@@ -181,8 +187,13 @@ def _policy_unused(parts: Parts) -> list[Trouble]:
     return [
         Trouble(f"policy {name} has never had an engine", "register one with `prorld backends add`", name)
         for name in parts.policies.names()
-        if _is_unused(parts, name)
+        if _is_unused(parts, name) and not _awaits_address(parts, name)
     ]
+
+
+def _awaits_address(parts: Parts, policy: str) -> bool:
+    """Its engines are named by a trainer that has named none now, as between two steps; jobs know to wait."""
+    return parts.compat is not None and policy == parts.compat.policy and not parts.compat.has_engines
 
 
 def _is_unused(parts: Parts, policy: str) -> bool:
@@ -306,3 +317,10 @@ def _runs_as_root(parts: Parts) -> list[Trouble]:
     if not parts.is_root:
         return []
     return [Trouble("the daemon runs as root", "start it as a user of its own; nothing in it needs root")]
+
+
+def _compat_open(parts: Parts) -> list[Trouble]:
+    if parts.open_at is None:
+        return []
+    words = f"whoever reaches {parts.open_at} runs jobs and names engines there, without a token"
+    return [Trouble(words, "let only the trainer's network reach it, or bind it to a loopback address")]

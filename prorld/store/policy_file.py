@@ -5,7 +5,6 @@ A file that can't be read ends the start: to go on without it would forget a pau
 
 from __future__ import annotations
 
-import os
 import stat
 from collections.abc import Iterable
 from pathlib import Path
@@ -15,6 +14,7 @@ import trio
 
 from prorld.domain.policy import PolicyState
 from prorld.errors import ConfigError
+from prorld.store.whole_file import replace_file
 
 __all__ = ["POLICY_FILE", "PolicyFile"]
 
@@ -65,21 +65,7 @@ class PolicyFile:
         """Replace it. What is written is what is given now; the latest call is the last one to write."""
         content = msgspec.json.encode(_Content(policies=list(policies)))
         async with self._turn:
-            await trio.to_thread.run_sync(self._write, content)
-
-    def _write(self, content: bytes) -> None:
-        half = self._path.with_name(f".{self._path.name}.new")
-        fd = os.open(half, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        with os.fdopen(fd, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        half.replace(self._path)
-        directory = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+            await trio.to_thread.run_sync(replace_file, self._path, content)
 
 
 def _contradiction(policies: list[PolicyState]) -> str | None:

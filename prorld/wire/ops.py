@@ -294,3 +294,4 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
     version: str
     started_at: str
+    compat_address: str | None = None

@@ -140,7 +140,7 @@ async def test_every_condition_can_hold_and_has_a_cure() -> None:
             supervisor=here.supervisor, auditor=_Alarmed(), pool=_Nobody(), policies=Names("new"),  # type: ignore[arg-type]
             book=_Held(), registry=_Broken(),  # type: ignore[arg-type]
             warden=warden, lag=lag, disk=disk, breakers=_Failing(),  # type: ignore[arg-type]
-            no_sandbox="no bubblewrap; install it", is_root=True,
+            no_sandbox="no bubblewrap; install it", is_root=True, open_at="0.0.0.0:8006",
             journal=_Journal("no disk", None), retention=_Full(),  # type: ignore[arg-type]
         )  # fmt: skip
         found = {check.kind.code: list(check.look()) for check in checks(broken)}

@@ -142,7 +142,10 @@ class Room:
         self.engines: dict[str, Backend] = {backend.url: backend for backend in self.backends}
         self.expected: list[SandboxSpec] = []
         self.metrics = Metrics()
-        self.pool = BackendPool({"vllm": lambda request: self.engines[request.url]}, self.metrics, rules=rules)
+        kinds = ("vllm", "openai", "prorl")
+        self.pool = BackendPool(
+            {kind: lambda request: self.engines[request.url] for kind in kinds}, self.metrics, rules=rules
+        )
         self.kept = kept or KeptPolicies()
         clock = SystemClock()
         policies = Policies({name: PolicySource() for name in ("default", *also)}, Lane("policies", 1))

@@ -1,0 +1,133 @@
+"""The ``/run`` of a NeMo Gym agent server, on our jobs: a row in, a response with its tokens and a reward out.
+
+NeMo RL calls nothing but this, so there is no start and no stop. A row without a usable reward has no answer: what
+would stand for it is a zero, and that would be trained on.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from typing import Annotated, Any, Final
+
+import msgspec
+from msgspec import Meta
+
+from prorld.domain.ids import COMPAT_TENANT
+from prorld.domain.job import Sampling
+from prorld.domain.outcome import Outcome
+from prorld.errors import BadRequest, Overloaded
+from prorld.export.nemo_rl import run_answer
+from prorld.export.prorl import timing_of
+from prorld.export.reading import is_usable
+from prorld.rollout.compat.request import budget
+from prorld.rollout.compat.service import CompatService, Rollouts
+from prorld.wire.codec import convert
+from prorld.wire.jobs import SubmitJob
+
+__all__ = ["GymAnswer", "GymService", "gym_job"]
+
+ROLES: Final = {"developer": "system", "system": "system", "user": "user"}
+_PROMPTS: Final = ("prompt", "problem", "question", "question_content", "description")
+_OWN: Final = frozenset({"agent_ref", "handler", "_ng_task_index", "_ng_rollout_index"})
+
+
+class ResponseParams(msgspec.Struct, frozen=True, kw_only=True):
+    """What of ``responses_create_params`` has a meaning here; tools are those of the handler."""
+
+    input: str | list[dict[str, Any]]
+    temperature: Annotated[float, Meta(ge=0, le=100)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    max_output_tokens: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
+
+
+class GymAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer; or, where there is none, how the job ended and whether its time was up."""
+
+    answer: dict[str, Any] | None
+    outcome: Outcome
+    timed_out: bool
+
+
+class GymService:
+    """Rows, one job each, for the policy and the engines of the surface beside it."""
+
+    def __init__(self, rollouts: Rollouts, compat: CompatService, *, total_s: float) -> None:
+        self._rollouts = rollouts
+        self._compat = compat
+        self._total_s = total_s
+
+    async def run(self, row: Mapping[str, Any]) -> GymAnswer:
+        """Run a row to its end. A caller that leaves ends its own wait; the job goes on within its budget."""
+        if not self._compat.has_engines:
+            raise Overloaded("no engine was named; POST /add_llm_server first", code="no_backend", retry_after_s=5.0)
+        job = gym_job(row, policy=self._compat.policy, total_s=self._total_s)
+        record, _ = await self._rollouts.submit(job, COMPAT_TENANT, digest=secrets.token_hex(16))
+        await self._rollouts.wait_done(record.job_id, COMPAT_TENANT)
+        stored = await self._rollouts.stored(record.job_id, COMPAT_TENANT, "its answer is there when it is done")
+        document = stored.trajectory
+        answer: dict[str, Any] | None = None
+        if is_usable(document):
+            # Rows carry their own fields through to what the trainer logs, as a Gym's own agents let them.
+            answer = {
+                **{key: value for key, value in row.items() if key not in ("response", "reward")},
+                **run_answer(document, responses_create_params=row["responses_create_params"], last_branch=True),
+                "prorld_job_id": record.job_id,
+            }
+        timing = timing_of(document.job, document.outcome, self._total_s)
+        return GymAnswer(answer=answer, outcome=document.outcome, timed_out=timing.timeout_triggered)
+
+
+def gym_job(row: Mapping[str, Any], *, policy: str, total_s: float) -> SubmitJob:
+    """The job of a row. What names its handler: ``handler``, else ``data_source``, else the name of its agent."""
+    params = convert(row.get("responses_create_params"), ResponseParams, what="responses_create_params")
+    instance = {key: value for key, value in row.items() if key not in _OWN}
+    if not any(instance.get(name) for name in _PROMPTS):
+        instance["prompt"] = _prompt(params)
+    usual = Sampling()
+    return SubmitJob(
+        instance=instance,
+        handler=_handler(row),
+        policy=policy,
+        sampling=Sampling(
+            temperature=usual.temperature if params.temperature is None else params.temperature,
+            top_p=usual.top_p if params.top_p is None else params.top_p,
+            max_tokens=params.max_output_tokens or usual.max_tokens,
+        ),
+        timeouts=budget(total_s),
+        metadata={"nemo_gym": True},
+    )
+
+
+def _handler(row: Mapping[str, Any]) -> str | None:
+    named = row.get("handler")
+    if named is None and row.get("data_source") is None:
+        agent = row.get("agent_ref")
+        named = agent.get("name") if isinstance(agent, Mapping) else None
+        if named is None:
+            words = "the row says neither handler nor data_source, nor names its agent in agent_ref"
+            raise BadRequest(words, code="invalid_field", details={"path": "$.data_source"})
+    if named is not None and not (isinstance(named, str) and 0 < len(named) <= 128):
+        raise BadRequest("the handler's name is no name", code="invalid_field", details={"path": "$.handler"})
+    return named
+
+
+def _prompt(params: ResponseParams) -> str | list[dict[str, str]]:
+    """The input of the response as a chat; what is no text of a known role can't be a prompt here."""
+    if isinstance(params.input, str):
+        return params.input
+    return [_message(item, place) for place, item in enumerate(params.input)]
+
+
+def _message(item: Mapping[str, Any], place: int) -> dict[str, str]:
+    role, content = item.get("role"), item.get("content")
+    if isinstance(content, list):
+        texts = [part.get("text") for part in content if isinstance(part, Mapping)]
+        known = [text for text in texts if isinstance(text, str)]
+        content = "".join(known) if len(known) == len(content) else None
+    if not isinstance(role, str) or role not in ROLES or not isinstance(content, str):
+        path = f"$.responses_create_params.input[{place}]"
+        raise BadRequest(
+            f"{path} is no text of a system, developer or user", code="invalid_field", details={"path": path}
+        )
+    return {"role": ROLES[role], "content": content}

@@ -1,0 +1,369 @@
+"""The original ProRL Agent server's calls, on our jobs: start, stop, status, engines, process, cancel.
+
+Each call of a trainer is answered by what really holds: a stop when every job of this surface is gone, a cancel when
+that job is, a result when it is on the disk. Jobs live on when the trainer that asked hangs up, and when the daemon
+ends: what was started is started at the next start, with the same engines and the same jobs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections import Counter
+from typing import Final, Literal, Protocol
+
+import msgspec
+import structlog
+import trio
+from structlog.typing import FilteringBoundLogger
+
+from prorld.domain.ids import COMPAT_TENANT
+from prorld.domain.job import JobState
+from prorld.domain.outcome import OutcomeKind
+from prorld.errors import BadRequest, Conflict, Forgotten, NotFound, Overloaded, RequestError
+from prorld.export.prorl import process_result
+from prorld.handlers.registry import Registry
+from prorld.rollout.compat.engines import CompatEngines
+from prorld.rollout.compat.request import Asked, Mark, asked_of, mark_of, usable_id
+from prorld.rollout.compat.tries import Tries, Try
+from prorld.rollout.service import RolloutService
+from prorld.store.compat_file import CompatFile, CompatState
+from prorld.store.jobs import StoredJob
+from prorld.wire.compat import CompatStatus, ProcessRequest, ProcessResult
+from prorld.wire.jobs import JobRecord, SubmitJob
+from prorld.wire.trajectory import unpacked
+
+__all__ = ["STOP_S", "CompatService", "Rollouts"]
+
+log: FilteringBoundLogger = structlog.get_logger("prorld.compat")
+
+# A job whose end takes longer than this is still ending, and the trainer hears so.
+STOP_S: Final = 60.0
+PAGE: Final = 200
+NOT_STARTED: Final = "not_started"
+ALREADY_STARTED: Final = "already_started"
+_PATCHES: Final = (".diff", ".patch")
+_LIVE: Final = tuple(state for state in JobState if state is not JobState.DONE)
+
+State = Literal["stopped", "running", "stopping"]
+
+
+class Rollouts(RolloutService, Protocol):
+    """What is asked of the supervisor; beside what HTTP asks, all of a job that is done."""
+
+    async def stored(self, job_id: str, tenant: str | None, otherwise: str) -> StoredJob:
+        """All of a job that is done; ``Conflict`` with these words where it is not."""
+        ...
+
+
+class CompatService:
+    """The surface. ``run`` is the task in which its jobs are followed."""
+
+    def __init__(
+        self,
+        rollouts: Rollouts,
+        engines: CompatEngines,
+        file: CompatFile,
+        *,
+        handlers: Registry,
+        policy: str,
+        total_s: float,
+    ) -> None:
+        self._rollouts = rollouts
+        self._handlers = handlers
+        self._engines = engines
+        self._file = file
+        self._policy = policy
+        self._total_s = total_s
+        self._kept = file.load()
+        self._starts = self._kept.started
+        self._state: State = "stopped"
+        self._stopped = trio.Event()
+        self._tries = Tries()
+        self._nursery: trio.Nursery | None = None
+        self._switching = trio.Lock()
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Go on where the last life of the daemon ended, then follow jobs, until cancelled."""
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            for address in self._kept.addresses:
+                try:
+                    self._engines.add(address, nursery)
+                except RequestError as exc:
+                    log.error("backend.refused", url=address, policy=self._policy, reason=exc.message)  # noqa: TRY400
+            self._engines.learn_tokenizer(self._kept.tokenizer)
+            self._state = "running" if self._kept.started else "stopped"
+            await self._restore(nursery)
+            task_status.started()
+            await trio.sleep_forever()
+
+    @property
+    def policy(self) -> str:
+        """The policy of its jobs and of the engines that are named here."""
+        return self._policy
+
+    @property
+    def has_engines(self) -> bool:
+        """Whether any engine was named, or is there by its operator's doing."""
+        return not self._engines.is_empty()
+
+    # --- start, stop, status ------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Take jobs from now on; ``BadRequest`` where it does already."""
+        async with self._switching:
+            if self._state == "stopping":
+                await self._wait_stopped()
+            if self._state == "running":
+                raise BadRequest("Server is already running", code=ALREADY_STARTED)
+            self._starts = True
+            try:
+                await self._keep()
+            except Overloaded:
+                self._starts = False
+                raise
+            self._state = "running"
+            log.info("compat.started", policy=self._policy, engines=len(self._engines.addresses))
+
+    async def stop(self) -> None:
+        """Take no more, and end all that there are; returns when they are gone. ``Overloaded`` where it was stopped."""
+        if self._state == "stopped":
+            raise _not_started()
+        if self._state == "running":
+            self._state = "stopping"
+            self._stopped = trio.Event()
+            self._room.start_soon(self._stop_all, name="compat stop")
+        await self._wait_stopped()
+
+    async def _wait_stopped(self) -> None:
+        with trio.move_on_after(STOP_S):
+            await self._stopped.wait()
+            return
+        raise Overloaded(f"{len(self._tries)} jobs are still ending", code="still_stopping", retry_after_s=2.0)
+
+    async def _stop_all(self) -> None:
+        """In a task of its own: whoever asked may leave."""
+        ended = len(self._tries)
+        self._starts = False
+        # The jobs end in any case; where this can't be written, a restart before the next stop would begin them anew.
+        await self._keep_quietly()
+        await self._end_all("the server was stopped")
+        for one in self._tries:
+            await one.done.wait()
+        self._tries.drop_unfetched()
+        self._state = "stopped"
+        self._stopped.set()
+        log.info("compat.stopped", jobs=ended)
+
+    async def _end_all(self, reason: str) -> None:
+        for one in self._tries:
+            one.cancel_reason = one.cancel_reason or reason
+        accepted = [one.job_id for one in self._tries if one.job_id is not None]
+        try:
+            await self._rollouts.cancel_many(COMPAT_TENANT, job_ids=accepted, group_id=None, reason=reason)
+        except Overloaded as exc:
+            log.warning("compat.unwritten", reason=exc.message)
+
+    async def status(self) -> CompatStatus:
+        """Where the jobs are; ``Overloaded`` while it is not started."""
+        self._must_run()
+        count: Counter[str] = Counter()
+        for one in self._tries:
+            count["total"] += 1
+            count["pending_jobs"] += 1
+            place = "init_queue" if one.job_id is None else _place(await self._record(one.job_id))
+            if place is not None:
+                count[place] += 1
+        return msgspec.convert(count, CompatStatus)
+
+    async def _record(self, job_id: str) -> JobRecord | None:
+        try:
+            return await self._rollouts.get(job_id, COMPAT_TENANT)
+        except RequestError:
+            return None
+
+    # --- engines ------------------------------------------------------------------------------------------------------
+
+    async def add_engine(self, address: str) -> bool:
+        """Name an engine; whether jobs are taken for it now. One that is there already stays as it is."""
+        self._engines.add(address, self._room)
+        if self._kept.addresses != self._engines.addresses:
+            await self._keep()
+        if self._state != "running":
+            return False
+        await self._engines.wait_settled(address)
+        return True
+
+    async def clear_engines(self) -> None:
+        """Forget all engines. Jobs wait for the next one; results that nobody has got are of the old ones."""
+        self._tries.drop_unfetched()
+        await self._engines.clear()
+        await self._keep()
+
+    # --- jobs ---------------------------------------------------------------------------------------------------------
+
+    async def process(self, request: ProcessRequest) -> ProcessResult:
+        """Run a job to its end, or join the one that runs under this name."""
+        self._must_run()
+        name = request.job_id or f"c-{secrets.token_hex(8)}"
+        one = self._tries.live(name)
+        if one is None:
+            asked = asked_of(request, name, policy=self._policy, total_s=self._total_s)
+            one = self._tries.unfetched(asked.mark) or self._begin(asked)
+        stored = await self._rollouts.stored(await one.wait(), COMPAT_TENANT, "its result is there when it is done")
+        result = _result(stored, one.mark)
+        # Nothing awaits between here and the answer: a trainer that has hung up by now never comes this far.
+        self._tries.fetch(one)
+        return result
+
+    async def cancel(self, name: str) -> None:
+        """End the job of this name; returns when it is gone. ``NotFound`` where none runs, or its end came first."""
+        one = self._tries.live(name)
+        if one is None:
+            raise NotFound(f"Job {name} is not running here", code="unknown_job")
+        one.cancel_reason = one.cancel_reason or "cancelled by the trainer"
+        if one.job_id is not None:
+            await self._cancel(one.job_id, one.cancel_reason)
+        with trio.move_on_after(STOP_S):
+            job_id = await one.wait()
+            record = await self._rollouts.get(job_id, COMPAT_TENANT)
+            if record.outcome is not None and record.outcome.kind is not OutcomeKind.CANCELLED:
+                raise NotFound(f"Job {name} had come to its end", code="unknown_job")
+            return
+        raise Overloaded(f"Job {name} is still ending", code="still_stopping", retry_after_s=2.0)
+
+    def _begin(self, asked: Asked) -> Try:
+        self._handlers.select(None, asked.job.instance)
+        if self._engines.is_empty():
+            words = "No LLM server addresses configured. Please add at least one LLM server address."
+            raise Overloaded(words, code="no_backend", retry_after_s=5.0)
+        mark = asked.mark
+        if not self._engines.learn_tokenizer(asked.tokenizer):
+            words = "the policy's own tokenizer is used; name a directory with tokenizer.json on the daemon's machine"
+            mark = msgspec.structs.replace(mark, noted={**mark.noted, "custom_tokenizer": words})
+        elif asked.tokenizer is not None and self._kept.tokenizer != asked.tokenizer:
+            self._room.start_soon(self._keep_quietly, name="compat state")
+        job = msgspec.structs.replace(asked.job, metadata={"compat": msgspec.to_builtins(mark)})
+        one = Try(mark)
+        self._tries.begin(one)
+        self._room.start_soon(self._follow, one, job, name=f"compat {mark.job_id[:64]}")
+        return one
+
+    async def _follow(self, one: Try, job: SubmitJob | None) -> None:
+        """From the request to the end of its job, whether anybody waits or not. Without a job: a restored one."""
+        try:
+            if job is not None:
+                one.job_id = await self._submit(one.mark.job_id, job)
+            assert one.job_id is not None
+            if one.cancel_reason is not None:
+                await self._cancel(one.job_id, one.cancel_reason)
+            record = await self._rollouts.wait_done(one.job_id, COMPAT_TENANT)
+        except RequestError as exc:
+            self._tries.end(one, keep=False, refusal=exc)
+        except Exception as exc:
+            log.exception("compat.crashed", job_id=one.job_id)
+            self._tries.end(one, keep=False, refusal=exc)
+        else:
+            self._tries.end(one, keep=record.reward is not None and self._state == "running")
+
+    async def _submit(self, name: str, job: SubmitJob) -> str:
+        """Accept it as a new job: under the trainer's name where that is free, else under one that is like it."""
+        stem = name if usable_id(name) else f"c-{hashlib.sha256(name.encode('utf-8', 'replace')).hexdigest()[:16]}"
+        for job_id in (stem, f"{stem[:100]}.{secrets.token_hex(6)}"):
+            request = msgspec.structs.replace(job, job_id=job_id)
+            try:
+                # No two bodies have this digest, so an id that is taken is never mistaken for a repetition.
+                record, _ = await self._rollouts.submit(request, COMPAT_TENANT, digest=secrets.token_hex(16))
+            except (Conflict, Forgotten):
+                continue
+            return record.job_id
+        raise Overloaded("no free id was found", code="overloaded")
+
+    async def _cancel(self, job_id: str, reason: str) -> None:
+        try:
+            await self._rollouts.cancel(job_id, COMPAT_TENANT, reason)
+        except Overloaded as exc:
+            # It ends now; that it was to end is not on the disk.
+            log.warning("compat.unwritten", reason=exc.message)
+
+    # --- what outlives the daemon -------------------------------------------------------------------------------------
+
+    async def _restore(self, nursery: trio.Nursery) -> None:
+        """Follow the jobs that live again; those of a server that was being stopped are ended."""
+        for record in await self._records():
+            mark = mark_of(record.metadata)
+            if mark is None or self._tries.live(mark.job_id) is not None:
+                continue
+            one = Try(mark)
+            one.job_id = record.job_id
+            one.cancel_reason = None if self._state == "running" else "the server was stopped"
+            self._tries.begin(one)
+            nursery.start_soon(self._follow, one, None, name=f"compat {mark.job_id[:64]}")
+
+    async def _records(self) -> list[JobRecord]:
+        found: list[JobRecord] = []
+        for state in _LIVE:
+            after: str | None = None
+            while True:
+                page = await self._rollouts.list(COMPAT_TENANT, state=state, limit=PAGE, after=after)
+                found += page.items
+                after = page.next
+                if after is None:
+                    break
+        return found
+
+    async def _keep(self) -> None:
+        """Write down what a restart goes on with, as it is now; ``Overloaded`` where the disk refuses."""
+        kept = CompatState(
+            started=self._starts,
+            addresses=self._engines.addresses,
+            tokenizer=self._engines.tokenizer,
+        )
+        try:
+            await self._file.save(kept)
+        except OSError as exc:
+            raise Overloaded(f"the state can't be written: {exc}", code="journal_failing", retry_after_s=2.0) from exc
+        self._kept = kept
+
+    async def _keep_quietly(self) -> None:
+        try:
+            await self._keep()
+        except Overloaded as exc:
+            log.warning("compat.unwritten", reason=exc.message)
+
+    @property
+    def _room(self) -> trio.Nursery:
+        if self._nursery is None:
+            raise AssertionError("the service does not run")
+        return self._nursery
+
+    def _must_run(self) -> None:
+        if self._state != "running":
+            raise _not_started()
+
+
+def _not_started() -> Overloaded:
+    return Overloaded("Server is not running. Please start the server first.", code=NOT_STARTED)
+
+
+def _place(record: JobRecord | None) -> str | None:
+    """The counter of ``/status`` that a job counts for."""
+    if record is None or record.state is JobState.DONE:
+        return None
+    if record.waiting_for in ("init", "run", "eval"):
+        return f"{record.waiting_for}_queue"
+    active = {JobState.QUEUED: "init_queue", JobState.INITIALISING: "active_init", JobState.RUNNING: "active_run"}
+    return active.get(record.state, "active_eval")
+
+
+def _result(stored: StoredJob, mark: Mark) -> ProcessResult:
+    patches = [data for path, data in stored.carried.items() if path.endswith(_PATCHES)]
+    return process_result(
+        unpacked(stored.trajectory),
+        name=mark.job_id,
+        total_s=mark.total_s,
+        git_patch=patches[0].decode("utf-8", "replace") if patches else None,
+        ignored=mark.ignored,
+        noted=mark.noted,
+    )
