@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
@@ -126,7 +127,7 @@ def run_of(seed: int, lines: Iterable[Mapping[str, Any]]) -> SeedRun:
             held.setdefault(line["temperature"], []).append(line["reward"])
     trained = [step["figures"] for step in steps if step["figures"] is not None]
     known = [step for step in steps if step["daemon_cpu_s"] is not None]
-    parts = {
+    parts: dict[str, float] = {
         "rollout": sum(step["rollout_s"] for step in steps),
         "train": sum(step["train_s"] for step in steps),
         "checkpoint": sum(step["checkpoint_s"] for step in steps),
@@ -207,8 +208,11 @@ def _steps_to(rewards: Sequence[float]) -> int | None:
 
 
 def _worst(of: Any, values: Sequence[Sequence[float]]) -> float | None:
-    """Nothing where a seed has no value: what was not measured is no success."""
-    return None if not all(values) else float(of(value for some in values for value in some))
+    """Nothing where a seed has no value, or one that is no number: what was not measured is no success."""
+    found = [value for some in values for value in some]
+    if not all(values) or not all(map(math.isfinite, found)):
+        return None
+    return float(of(found))
 
 
 def _over(value: float, under: float) -> float | None:

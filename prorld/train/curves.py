@@ -24,8 +24,9 @@ def plot_lines(values: Sequence[float | None], *, width: int, height: int, low: 
     cells = [[_BLANK] * width for _ in range(height)]
     for column in range(columns):
         # Several steps share a dot where there are more of them than dots.
-        first, last = column * len(values) // columns, max((column + 1) * len(values) // columns, 1)
-        here = [value for value in values[min(first, last - 1) : last] if value is not None]
+        first = column * len(values) // columns
+        last = max((column + 1) * len(values) // columns, first + 1)
+        here = [value for value in values[first:last] if value is not None]
         if not here:
             continue
         share = (sum(here) / len(here) - low) / (high - low)
