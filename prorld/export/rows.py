@@ -17,8 +17,8 @@ from prorld.wire.trajectory import BranchDoc, PackedTrajectory, Trajectory, unpa
 
 __all__ = ["LogprobsMode", "Row", "rows_of"]
 
-# Which distribution log-probabilities are of: the model's own, the one that was sampled from after temperature, none that
-# the engine told, or not the same throughout the row.
+# Which distribution log-probabilities are of: the model's own, the one that was sampled from after temperature, none
+# that the engine told, or not the same throughout the row.
 LogprobsMode = Literal["raw", "processed", "none", "mixed"]
 
 

@@ -3,6 +3,9 @@
 No pickles: a checkpoint from elsewhere can be wrong, but it can't run anything.
 """
 
+# The extra `torch` is not part of what this project is developed with.
+# pyright: reportMissingImports=false
+
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -17,7 +20,7 @@ from safetensors.torch import save_file
 from prorld.train.errors import LearnError
 from prorld.train.files import written_file
 
-__all__ = ["Kept", "read_checkpoint", "write_checkpoint"]
+__all__ = ["Kept", "read_checkpoint", "set_dice", "write_checkpoint"]
 
 _FILE = "learner.safetensors"
 _SCHEMA = 1
@@ -50,6 +53,8 @@ def read_checkpoint(directory: Path) -> tuple[Kept, dict[str, Any]]:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 # it is no mapping
     except (OSError, SafetensorError, msgspec.MsgspecError) as exc:
         raise LearnError(f"{path} can't be read: {exc}") from exc
+    if _DICE not in tensors:
+        raise LearnError(f"{path} is not of a learner")
     if kept.schema != _SCHEMA:
         raise LearnError(f"{path} is of schema {kept.schema}, and this prorld reads {_SCHEMA}")
     return kept, tensors

@@ -29,8 +29,8 @@ def written_file(path: Path) -> Iterator[Path]:
 def written_directory(path: Path) -> Iterator[Path]:
     """Yields an empty directory that becomes ``path`` when all in it is written, in place of what was there.
 
-    Nobody ever sees half of it; for a moment between old and new nobody sees any. What a killed writer left beside it is
-    cleared away, so its parent is for one writer at a time.
+    Nobody ever sees half of it; for a moment between old and new nobody sees any. What a killed writer left beside it
+    is cleared away, so its parent is for one writer at a time.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     half, old = path.with_name(f".{path.name}.half"), path.with_name(f".{path.name}.old")

@@ -1,5 +1,8 @@
 """What engines load: a whole model as a Hugging Face directory, or an adapter beside it."""
 
+# The extra `torch` is not part of what this project is developed with.
+# pyright: reportMissingImports=false
+
 from __future__ import annotations
 
 import shutil
@@ -10,8 +13,9 @@ from transformers import AutoTokenizer
 
 from prorld.train.files import written_directory
 from prorld.train.lora import adapters_of, write_adapter
+from prorld.train.model import quiet
 
-__all__ = ["plain_state", "write_model"]
+__all__ = ["plain_state", "write_lora", "write_model"]
 
 # Of a model's directory, what is written anew.
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".index.json")
@@ -47,7 +51,7 @@ def write_model(model: Any, source: Path, directory: Path) -> None:
     tied = model.config.tie_word_embeddings
     model.config.tie_word_embeddings = False
     try:
-        with written_directory(directory) as half:
+        with written_directory(directory) as half, quiet():
             model.save_pretrained(half, state_dict=plain_state(model))
             _copy_tokenizer(source, half)
     finally:

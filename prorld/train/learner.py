@@ -3,6 +3,9 @@
 The loop gives it groups with advantages and asks it for files that engines load; it knows no daemon and no engine.
 """
 
+# The extra `torch` is not part of what this project is developed with.
+# pyright: reportMissingImports=false
+
 from __future__ import annotations
 
 import time
@@ -30,16 +33,13 @@ def open_learner(model: str | Path, settings: LearnSettings) -> TorchLearner:
     """A learner for the model in a Hugging Face directory, or in a GGUF file.
 
     How many threads torch uses is of the whole process, and set here. Libraries below it read ``OMP_NUM_THREADS`` when
-    the process starts: set that to the same number outside. Threads that wait for each other on busy cores cost far more
-    than they bring.
+    the process starts: set that to the same number outside. Threads that wait for each other on busy cores cost far
+    more than they bring.
     """
     torch.set_num_threads(settings.threads)
     source = Path(model).absolute()
     opened = open_model(source, settings, device_of(settings.device))
-    if settings.lora_rank is None:
-        trained = dict(opened.named_parameters())
-    else:
-        trained = add_lora(opened, settings)
+    trained = dict(opened.named_parameters()) if settings.lora_rank is None else add_lora(opened, settings)
     return TorchLearner(opened, source, Weights(trained, settings), settings)
 
 

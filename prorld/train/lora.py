@@ -1,5 +1,8 @@
 """Low-rank adapters: small matrices beside the large ones, in the layout that PEFT writes and engines load."""
 
+# The extra `torch` is not part of what this project is developed with.
+# pyright: reportMissingImports=false
+
 from __future__ import annotations
 
 import json
@@ -13,7 +16,7 @@ from torch import nn
 
 from prorld.train.shapes import LearnSettings
 
-__all__ = ["LoraLinear", "add_lora", "adapters_of", "write_adapter"]
+__all__ = ["LoraLinear", "adapters_of", "add_lora", "write_adapter"]
 
 # An adapter adds ``B A x`` times this. PEFT names it by ``lora_alpha``, which is this times the rank.
 _SCALE = 2.0

@@ -1,5 +1,8 @@
 """The model: opened from a Hugging Face directory or a GGUF file, and asked for log-probabilities of a pack."""
 
+# The extra `torch` is not part of what this project is developed with.
+# pyright: reportMissingImports=false
+
 from __future__ import annotations
 
 import contextlib
@@ -16,7 +19,7 @@ from prorld.errors import ConfigError
 from prorld.train.packing import Pack
 from prorld.train.shapes import LearnSettings
 
-__all__ = ["can_share", "device_of", "logprobs_of", "open_model"]
+__all__ = ["can_share", "device_of", "logprobs_of", "open_model", "quiet"]
 
 # How many rows of logits are in float32 at once.
 _CHUNK = 512
@@ -36,7 +39,7 @@ def open_model(model: Path, settings: LearnSettings, device: Any) -> Any:
     """The model with frozen weights, without dropout: what it says is to be comparable with what an engine says."""
     where, file = (model.parent, {"gguf_file": model.name}) if model.suffix == ".gguf" else (model, {})
     try:
-        with _quiet():
+        with quiet():
             opened = AutoModelForCausalLM.from_pretrained(
                 where,
                 dtype=getattr(torch, settings.dtype),
@@ -98,7 +101,7 @@ def _mask(pack: Pack, device: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Without the progress bars of transformers, which are for people who open models by hand."""
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()

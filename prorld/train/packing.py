@@ -1,16 +1,15 @@
 """Rows of a group as forests of tokens, in which nothing that rows have in common is computed twice.
 
-Rows that begin alike, as all answers to one prompt do, share these tokens. Sorted by their tokens, rows come in the order
-in which a walk through the tree of their prefixes meets them; so a pack is such a walk, written down flat. The token at
-``j`` comes before the token at ``i`` in some row exactly when ``j <= i < ends[j]``, where ``ends[j]`` is where the walk
-leaves what follows ``j``. That comparison is the attention mask, and how deep a token lies is its position.
+Rows that begin alike, as all answers to one prompt do, share these tokens. Sorted by their tokens, rows come in the
+order in which a walk through the tree of their prefixes meets them; so a pack is such a walk, written down flat. The
+token at ``j`` comes before the token at ``i`` in some row exactly when ``j <= i < ends[j]``, where ``ends[j]`` is where
+the walk leaves what follows ``j``. That comparison is the attention mask, and how deep a token lies is its position.
 
 Nothing here knows torch.
 """
 
 from __future__ import annotations
 
-import os.path
 from collections.abc import Iterator, Sequence
 
 import msgspec
@@ -114,7 +113,9 @@ class _Walk:
         return self._pack
 
     def _shared(self, needed: list[int]) -> int:
-        return len(os.path.commonprefix([self._last, needed]))
+        pairs = zip(self._last, needed, strict=False)
+        parted = (depth for depth, (one, other) in enumerate(pairs) if one != other)
+        return next(parted, min(len(self._last), len(needed)))
 
     def _leave(self, depth: int) -> None:
         for place in self._path[depth:]:

@@ -4,6 +4,9 @@ A step of 1e-6 is lost in bfloat16, which has three decimal digits. So gradients
 float32; the model computes with what the masters round to.
 """
 
+# The extra `torch` is not part of what this project is developed with.
+# pyright: reportMissingImports=false
+
 from __future__ import annotations
 
 from collections.abc import Mapping

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
+
 from prorld.domain.outcome import Verdict
 from prorld.export.rows import Row
 from prorld.train.shapes import TrainGroup, TrainSample
@@ -48,25 +50,33 @@ def group(*samples: TrainSample) -> TrainGroup:
     return TrainGroup(group_id="group", staleness=0, samples=list(samples))
 
 
-def tiny_model(directory: Path, *, tied: bool = True, seed: int = 0) -> Path:
+def tiny_model(directory: Path, *, tied: bool = True, seed: int = 0, **about) -> Path:
     """A Llama of two layers in a Hugging Face directory, made of dice, whose logits are far enough apart to matter."""
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    given = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 512,
+        "initializer_range": 0.2,
+        "tie_word_embeddings": tied,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": 2,
+        **about,
+    }
     torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=512,
-        initializer_range=0.2,
-        tie_word_embeddings=tied,
-        bos_token_id=1,
-        eos_token_id=2,
-        pad_token_id=2,
-    )
-    LlamaForCausalLM(config).save_pretrained(directory)
+    transformers.LlamaForCausalLM(transformers.LlamaConfig(**given)).save_pretrained(directory)
+    (directory / "tokenizer_config.json").write_text('{"kept": "beside the weights"}')
     return directory
+
+
+def naive_logprobs(model, ids: Sequence[int], *, temperature: float = 1.0):
+    """The log-probability of each token after the first, computed as simply as it can be."""
+    torch = pytest.importorskip("torch")
+    logits = model(input_ids=torch.tensor([list(ids)])).logits[0, :-1].float() / temperature
+    return torch.log_softmax(logits, -1)[torch.arange(len(ids) - 1), torch.tensor(list(ids[1:]))]
