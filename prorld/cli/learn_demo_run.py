@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import os
 import shlex
+import shutil
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -25,6 +27,7 @@ from prorld.errors import ProrldError
 from prorld.inference.embedded import bundled_model
 from prorld.kit.process import Child, child
 from prorld.ops.state_dir import ENDPOINT_FILE
+from prorld.train.publish import default_directory
 from prorld.train.records import EndRecord
 from prorld.train.run_config import (
     EvaluationSettings,
@@ -93,10 +96,15 @@ def plan_of(args: argparse.Namespace) -> Plan:
         groups=GroupSettings(per_step=args.groups, samples=args.samples, rule=args.rule, empty_max=2),
         sampling=SamplingSettings(max_tokens=32, max_turns=3, max_context_tokens=CONTEXT),
         learn=LearnSettings(seed=args.seed, device="cpu"),
-        hand_over=HandOverSettings(form="weights" if args.engine == "vllm" else "gguf"),
+        hand_over=HandOverSettings(form="weights" if args.engine == "vllm" else "gguf", directory=str(_weights(out))),
         evaluation=EvaluationSettings(count=args.eval_count, temperatures=[0.0, 1.0]),
     )
     return Plan(out=out, engine=args.engine, python=python, source=source, settings=settings)
+
+
+def _weights(out: Path) -> Path:
+    """Where weights pass to the engine: of this demo alone, so that it can be cleared away after it."""
+    return default_directory(f"learn-demo-{hashlib.sha256(str(out).encode()).hexdigest()[:12]}", out)
 
 
 def _vllm_python(named: str | None) -> str:
@@ -114,6 +122,14 @@ async def learn(plan: Plan, *, as_json: bool) -> EndRecord | None:
     has_model = _prepare(plan)
     stop = StopFlag()
     ends: list[EndRecord] = []
+    try:
+        await _learn(plan, stop, ends, has_model=has_model, as_json=as_json)
+    finally:
+        shutil.rmtree(str(plan.settings.hand_over.directory), ignore_errors=True)
+    return ends[0] if ends else None
+
+
+async def _learn(plan: Plan, stop: StopFlag, ends: list[EndRecord], *, has_model: bool, as_json: bool) -> None:
     async with trio.open_nursery() as nursery:
         await nursery.start(_until_told, stop, nursery.cancel_scope, name="signals")
         if plan.engine == "vllm" and not has_model:
@@ -130,7 +146,6 @@ async def learn(plan: Plan, *, as_json: bool) -> EndRecord | None:
         # A second Ctrl-C leaves the thread behind, which ends with this process.
         ends.append(await trio.to_thread.run_sync(train_it, abandon_on_cancel=True))
         nursery.cancel_scope.cancel("the run is over")
-    return ends[0] if ends else None
 
 
 def _prepare(plan: Plan) -> bool:

@@ -89,7 +89,7 @@ class Rollouts:
         """Give a batch what it wants, from the prompts after ``cursor``; what is known of it now."""
         record = self.client.batch(batch_id)
         more = record.wants - record.next_offset
-        if record.state is BatchState.RUNNING and more > 0:
+        if record.state is BatchState.RUNNING and more > 0 and not record.is_last:
             new = self.prompts(cursor + record.next_offset, more)
             try:
                 self.client.append_instances(batch_id, new, offset=record.next_offset)
@@ -153,6 +153,8 @@ class StepBatches:
         carries = settings.leftovers == "carry" and step > 0
         batch = msgspec.structs.replace(
             everything.batch(name, cursor, settings.per_step),
+            # Where every group counts there is none to replace: no prompt more, and nothing runs beside training.
+            last=settings.rule == "all",
             target_groups=settings.per_step,
             max_groups=settings.per_step * settings.prompts_per_group,
             leftovers=settings.leftovers,

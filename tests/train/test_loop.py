@@ -207,12 +207,15 @@ def test_rule_all_takes_every_group(tmp_path):
     """As many prompts as groups, no more."""
     with (
         scripted_engine(tmp_path, SCRIPT) as engine,
-        daemon(tmp_path, engine, talkative=True),
+        daemon(tmp_path, engine, talkative=True) as here,
+        here.client() as client,
         trainer(tmp_path, settings(tmp_path, groups={"rule": "all"})) as process,
     ):
         assert ended(process)["why"] == "complete"
         for record in steps_of(tmp_path):
-            assert (record.groups, record.groups_seen) == (GROUPS, GROUPS)
+            assert (record.groups, record.groups_seen, record.staleness_max) == (GROUPS, GROUPS, 0)
+        for batch in client.batches().items:
+            assert batch.purpose == "eval" or batch.next_offset == GROUPS
 
 
 def test_a_directory_holds_one_run(tmp_path):
