@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging
@@ -37,22 +38,34 @@ def device_of(wanted: str) -> Any:
 
 def open_model(model: Path, settings: LearnSettings, device: Any) -> Any:
     """The model with frozen weights, without dropout: what it says is to be comparable with what an engine says."""
-    where, file = (model.parent, {"gguf_file": model.name}) if model.suffix == ".gguf" else (model, {})
+    is_gguf = model.suffix == ".gguf"
     try:
         with quiet():
             opened = AutoModelForCausalLM.from_pretrained(
-                where,
+                model.parent if is_gguf else model,
                 dtype=getattr(torch, settings.dtype),
                 attn_implementation="sdpa",
                 local_files_only=True,
-                **file,
+                **(_unpacked(model) if is_gguf else {}),
             )
     except (OSError, ValueError) as exc:
         raise ConfigError(f"{model} is no model that transformers can open: {exc}") from exc
-    # From a GGUF file the weights came out whole, and so will what is written of them.
-    if getattr(opened.config, "quantization_config", None) is not None and file:
-        del opened.config.quantization_config
+    if is_gguf:
+        # The weights came out whole, and what is written of them will be, too.
+        opened.hf_quantizer = None
+        if hasattr(opened.config, "quantization_config"):
+            del opened.config.quantization_config
+    if not all(part.is_floating_point() for part in opened.parameters()):
+        raise ConfigError(f"{model} is quantised; what is trained has to have whole weights")
     return opened.to(device).eval().requires_grad_(requires_grad=False)
+
+
+def _unpacked(model: Path) -> dict[str, Any]:
+    """How transformers is told to open a GGUF file with weights that can be trained."""
+    # Since versions that can compute with quantised weights, not doing so has to be asked for.
+    config = getattr(transformers, "GgufConfig", None)
+    whole = {} if config is None else {"quantization_config": config(dequantize=True)}
+    return {"gguf_file": model.name, **whole}
 
 
 def can_share(model: Any) -> bool:
