@@ -6,6 +6,7 @@ import argparse
 import re
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -95,7 +96,7 @@ def test_the_page_has_every_flag_and_default():
         for flag in flags:
             said = re.search(r"\(([0-9.e-]+)\)$", flag.what)
             if said is not None:
-                value = defaults
+                value: Any = defaults
                 for name in flag.setting.split("."):
                     value = getattr(value, name)
                 assert value in (float(said[1]), [float(said[1])]), flag.name
