@@ -24,6 +24,7 @@ from prorld.cli.output import note
 from prorld.cli.train import PATIENCE_S, StopFlag, train, use_threads
 from prorld.client import Client, ClientError
 from prorld.errors import ProrldError
+from prorld.inference import lifeline_exec
 from prorld.inference.embedded import bundled_model
 from prorld.kit.process import Child, child
 from prorld.ops.state_dir import ENDPOINT_FILE
@@ -185,7 +186,12 @@ async def _process(
 ) -> None:
     with log.open("ab") as output:
         async with trio.open_nursery() as nursery:
-            run = partial(child, argv, env=_environment(), stdout=output.fileno(), stderr="stdout", term_seconds=STOP_S)
+            # However this process ends, they end with it.
+            tied = [sys.executable, "-P", lifeline_exec.__file__, *argv]
+            run = partial(
+                child, tied, env=_environment(), stdout=output.fileno(), stderr="stdout", lifeline=True,
+                term_seconds=STOP_S,
+            )  # fmt: skip
             process: Child = await nursery.start(run, name=what)
             task_status.started()
             raise DemoEnded(f"{what} ended by itself with {await process.wait()}; see {log}")
