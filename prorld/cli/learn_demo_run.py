@@ -94,7 +94,7 @@ def plan_of(args: argparse.Namespace) -> Plan:
         steps=args.steps,
         mode=args.mode,
         tasks=TaskSettings(handler="calc", generator="prorld_calc.generate", options=["--hard", "0.5"], seed=args.seed),
-        groups=GroupSettings(per_step=args.groups, samples=args.samples, rule=args.rule, empty_max=2),
+        groups=GroupSettings(per_step=args.groups, samples=args.samples, rule=args.rule, empty_max=4),
         sampling=SamplingSettings(max_tokens=32, max_turns=3, max_context_tokens=CONTEXT),
         learn=LearnSettings(seed=args.seed, device="cpu"),
         hand_over=HandOverSettings(form="weights" if args.engine == "vllm" else "gguf", directory=str(_weights(out))),

@@ -51,6 +51,12 @@ class Screen:
         if not self._as_json:
             self._line.show(words)
 
+    def warn(self, words: str) -> None:
+        """A line that stays, for scripts on standard error."""
+        if not self._as_json:
+            self._rub_out()
+        note(words)
+
     def clear(self) -> None:
         """Leave a clean line."""
         if not self._as_json:

@@ -38,16 +38,18 @@ class DaemonCpu:
             if str(parse_address(endpoint.address)) != self._address:
                 return None
             daemon = self._usage(endpoint.pid)
-            children = (self._proc / str(endpoint.pid) / "task" / str(endpoint.pid) / "children").read_text().split()
+            # Of each thread: a child's parent is the thread that started it.
+            lists = [*(self._proc / str(endpoint.pid) / "task").glob("*/children")]
         except (ClientError, OSError):
             return None
         found = dict([daemon])
-        for child in map(int, children):
+        for file in lists:
             try:
-                if _WARDEN in (self._proc / str(child) / "cmdline").read_bytes():
-                    found.update([self._usage(child)])
+                for child in map(int, file.read_text().split()):
+                    if _WARDEN in (self._proc / str(child) / "cmdline").read_bytes():
+                        found.update([self._usage(child)])
             except OSError:
-                # It ended meanwhile.
+                # The thread or the child ended meanwhile.
                 continue
         return found
 

@@ -52,7 +52,7 @@ def evaluate(rollouts: Rollouts, held_out: list[dict[str, object]], step: int, t
             looked = now
     record = client.batch(batch_id)
     if record.state is not BatchState.COMPLETE:
-        rollouts.say(f"evaluation {batch_id} ended {record.state.value}: {record.reason}")
+        rollouts.warn(f"evaluation {batch_id} ended {record.state.value}: {record.reason}")
     before = record.before_filter
     return EvalRecord(
         step=step,

@@ -36,6 +36,10 @@ class Watcher(Protocol):
         """What is going on now."""
         ...
 
+    def warn(self, words: str) -> None:
+        """What somebody should know, now or later."""
+        ...
+
     def show(self, record: Record, metrics: Metrics) -> None:
         """A line was written; ``metrics`` has all of them."""
         ...
@@ -71,10 +75,10 @@ class Trainer:
         self.metrics.go_back(self._state.step)
         where = settings.hand_over.directory
         root = default_directory(self._state.run_id, self._out) if where is None else Path(where) / self._state.run_id
-        self._publisher = Publisher(client, learner, settings, root, watcher.say)
+        self._publisher = Publisher(client, learner, settings, root, watcher.warn)
         self._rollouts = Rollouts(
             client=client, settings=settings, prompts=prompts, run_id=self._state.run_id, should_stop=should_stop,
-            look=self._publisher.look, say=watcher.say,
+            look=self._publisher.look, say=watcher.say, warn=watcher.warn,
         )  # fmt: skip
         self._source = source_of(self._rollouts)
 

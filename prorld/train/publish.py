@@ -40,9 +40,9 @@ class Publisher:
     """Hands over each version once, and again to engines that missed it."""
 
     def __init__(
-        self, client: Client, learner: Learner, settings: RunSettings, root: Path, say: Callable[[str], None]
+        self, client: Client, learner: Learner, settings: RunSettings, root: Path, warn: Callable[[str], None]
     ) -> None:
-        self._client, self._learner, self._settings, self._root, self._say = client, learner, settings, root, say
+        self._client, self._learner, self._settings, self._root, self._warn = client, learner, settings, root, warn
         self._path: Path | None = None
         self._version = -1
 
@@ -78,7 +78,7 @@ class Publisher:
         items = self._client.backends(self._settings.policy).items
         out = [item.backend_id for item in items if item.state == "quarantined"]
         if out:
-            self._say(f"{len(out)} of {len(items)} engines missed version {self._version}; they get it now")
+            self._warn(f"{len(out)} of {len(items)} engines missed version {self._version}; they get it now")
             self._load(self._version, self._path, out)
 
     def _load(self, version: int, path: Path, only: list[str] | None) -> None:
@@ -96,7 +96,7 @@ class Publisher:
             raise ClientError(f"version {version} could not be loaded: {words}", code=ended.code or "update_failed")
         for engine in ended.backends:
             if not engine.ok:
-                self._say(f"{engine.id} did not take version {version}: {engine.error}")
+                self._warn(f"{engine.id} did not take version {version}: {engine.error}")
 
     def _asked(self, version: int, how: How, path: Path, only: list[str] | None, until: float) -> PolicyUpdate:
         """The end of one update; asking for it again after a lost answer is the same one."""

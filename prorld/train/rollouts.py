@@ -56,7 +56,7 @@ class Collected(msgspec.Struct, frozen=True, kw_only=True):
 class Rollouts:
     """What both kinds of source need.
 
-    ``look`` is called now and then while nothing comes, ``say`` hears how far it is.
+    ``look`` is called now and then while nothing comes, ``say`` hears how far it is, ``warn`` what went wrong.
     """
 
     client: Client
@@ -66,6 +66,7 @@ class Rollouts:
     should_stop: Callable[[], bool]
     look: Callable[[], None]
     say: Callable[[str], None]
+    warn: Callable[[str], None]
 
     def batch(self, batch_id: str, cursor: int, first: int) -> SubmitBatch:
         """What is the same for both, with the first prompts."""

@@ -5,13 +5,15 @@ from __future__ import annotations
 import argparse
 import re
 import tomllib
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from prorld.cli.main import build_parser
+from prorld.cli.exits import Exit
+from prorld.cli.main import build_parser, main
 from prorld.cli.train_flags import FLAGS, chosen
 from prorld.errors import ConfigError
 from prorld.train.records import StepRecord
@@ -72,6 +74,17 @@ def test_only_what_does_not_matter_may_change():
     kept = msgspec.to_builtins(old)
     assert unlike(kept, read_settings(None, {**TASKS, "steps": 7, "evaluation.count": 3, "out": "elsewhere"})) == []
     assert unlike(kept, read_settings(None, {**TASKS, "learn.seed": 1, "groups.samples": 2})) == ["groups", "learn"]
+
+
+@pytest.mark.skipif(find_spec("torch") is not None, reason="PyTorch is installed here")
+@pytest.mark.parametrize("words", [["train", "--config", "run.toml"], ["learn-demo"], ["bench", "learn"]])
+def test_without_torch_the_cure_is_told_in_one_line(words, capsys, monkeypatch, tmp_path):
+    """And nothing is started or made."""
+    monkeypatch.chdir(tmp_path)
+    assert main(words) == Exit.USAGE
+    [line] = capsys.readouterr().err.splitlines()
+    assert "extra torch" in line
+    assert [*tmp_path.iterdir()] == []
 
 
 def test_every_setting_has_a_flag():
