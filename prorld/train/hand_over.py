@@ -1,4 +1,4 @@
-"""What engines load: a whole model as a Hugging Face directory, or an adapter beside it."""
+"""What engines load: a whole model or an adapter, as directories for vLLM or as one file for llama.cpp."""
 
 # The extra `torch` is not part of what this project is developed with.
 # pyright: reportMissingImports=false
@@ -11,14 +11,42 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
+from prorld.train.errors import LearnError
 from prorld.train.files import written_directory
-from prorld.train.lora import adapters_of, write_adapter
+from prorld.train.llamacpp_files import BadModelFile, write_gguf, write_gguf_lora
+from prorld.train.lora import adapter_state, adapters_of, write_adapter
 from prorld.train.model import quiet
+from prorld.train.shapes import Form
 
-__all__ = ["plain_state", "write_lora", "write_model"]
+__all__ = ["hand_over", "plain_state"]
 
 # Of a model's directory, what is written anew.
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".index.json")
+
+
+def hand_over(model: Any, source: Path, directory: Path, form: Form) -> Path:
+    """Write ``model``, which was opened from ``source``, into a new ``directory``; the path to name to an engine."""
+    if form in {"lora", "gguf-lora"} and not adapters_of(model):
+        raise LearnError(f"{form} can't be handed over without lora_rank")
+    if form in {"gguf", "gguf-lora"} and source.suffix != ".gguf":
+        raise LearnError(
+            f"{form} can be handed over for a model that was opened from a GGUF file, and {source} is none"
+        )
+    try:
+        with written_directory(directory) as half, quiet():
+            match form:
+                case "weights":
+                    _write_model(model, source, half)
+                case "lora":
+                    write_adapter(model, half, base=str(source))
+                case "gguf":
+                    write_gguf(plain_state(model), source, half / "model.gguf")
+                case "gguf-lora":
+                    state, alpha = adapter_state(model)
+                    write_gguf_lora(state, source, half / "adapter.gguf", alpha=alpha)
+    except BadModelFile as exc:
+        raise LearnError(str(exc)) from exc
+    return directory / {"gguf": "model.gguf", "gguf-lora": "adapter.gguf"}.get(form, "")
 
 
 def plain_state(model: Any) -> dict[str, Any]:
@@ -46,22 +74,14 @@ def plain_state(model: Any) -> dict[str, Any]:
     return state
 
 
-def write_model(model: Any, source: Path, directory: Path) -> None:
-    """A directory that transformers and vLLM load, with the tokenizer that ``source`` has."""
+def _write_model(model: Any, source: Path, directory: Path) -> None:
     tied = model.config.tie_word_embeddings
     model.config.tie_word_embeddings = False
     try:
-        with written_directory(directory) as half, quiet():
-            model.save_pretrained(half, state_dict=plain_state(model))
-            _copy_tokenizer(source, half)
+        model.save_pretrained(directory, state_dict=plain_state(model))
     finally:
         model.config.tie_word_embeddings = tied
-
-
-def write_lora(model: Any, source: Path, directory: Path) -> None:
-    """A directory that PEFT and vLLM load as an adapter."""
-    with written_directory(directory) as half:
-        write_adapter(model, half, base=str(source))
+    _copy_tokenizer(source, directory)
 
 
 def _copy_tokenizer(source: Path, directory: Path) -> None:

@@ -17,8 +17,8 @@ import torch
 
 from prorld.train.batch import strands_of
 from prorld.train.checkpoint import Kept, read_checkpoint, set_dice, write_checkpoint
-from prorld.train.errors import LearnError, NotFinite
-from prorld.train.hand_over import write_lora, write_model
+from prorld.train.errors import NotFinite
+from prorld.train.hand_over import hand_over
 from prorld.train.lora import add_lora
 from prorld.train.loss import policy_loss
 from prorld.train.model import can_share, device_of, logprobs_of, open_model
@@ -93,13 +93,7 @@ class TorchLearner:
         The directory takes the place of one that was there. Before the first step it is the model as it was opened: an
         engine whose weights are to be replaced in place has to be started from such a directory.
         """
-        if form == "weights":
-            write_model(self.model, self._source, directory)
-            return directory
-        if form == "lora" and self._settings.lora_rank is not None:
-            write_lora(self.model, self._source, directory)
-            return directory
-        raise LearnError(f"{form} can't be handed over with lora_rank {self._settings.lora_rank}")
+        return hand_over(self.model, self._source, directory, form)
 
     def save(self, directory: Path) -> None:
         """Everything an exact resume needs, whole or not at all."""

@@ -16,7 +16,7 @@ from torch import nn
 
 from prorld.train.shapes import LearnSettings
 
-__all__ = ["LoraLinear", "adapters_of", "add_lora", "write_adapter"]
+__all__ = ["LoraLinear", "adapter_state", "adapters_of", "add_lora", "write_adapter"]
 
 # An adapter adds ``B A x`` times this. PEFT names it by ``lora_alpha``, which is this times the rank.
 _SCALE = 2.0
@@ -62,22 +62,27 @@ def adapters_of(model: Any) -> dict[str, LoraLinear]:
     return {name: part for name, part in model.named_modules() if isinstance(part, LoraLinear)}
 
 
+def adapter_state(model: Any) -> tuple[dict[str, Any], float]:
+    """The adapters' matrices under PEFT's names, and its ``lora_alpha``."""
+    adapters = adapters_of(model)
+    tensors = {
+        f"base_model.model.{name}.{part}.weight": getattr(layer, part).detach().cpu().contiguous()
+        for name, layer in adapters.items()
+        for part in ("lora_A", "lora_B")
+    }
+    return tensors, _SCALE * _rank(adapters)
+
+
 def write_adapter(model: Any, directory: Path, *, base: str) -> None:
     """``adapter_config.json`` and ``adapter_model.safetensors``."""
-    tensors: dict[str, Any] = {}
     adapters = adapters_of(model)
-    rank = 0
-    for name, layer in adapters.items():
-        rank = layer.lora_A.shape[0]
-        for part in ("lora_A", "lora_B"):
-            matrix = getattr(layer, part).detach().cpu().contiguous()
-            tensors[f"base_model.model.{name}.{part}.weight"] = matrix
+    tensors, alpha = adapter_state(model)
     config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": base,
-        "r": rank,
-        "lora_alpha": _SCALE * rank,
+        "r": _rank(adapters),
+        "lora_alpha": alpha,
         "lora_dropout": 0.0,
         "bias": "none",
         "fan_in_fan_out": False,
@@ -86,3 +91,7 @@ def write_adapter(model: Any, directory: Path, *, base: str) -> None:
     }
     save_file(tensors, directory / "adapter_model.safetensors", metadata={"format": "pt"})
     (directory / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+def _rank(adapters: dict[str, LoraLinear]) -> int:
+    return int(next(iter(adapters.values())).lora_A.shape[0])

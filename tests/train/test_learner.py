@@ -344,6 +344,8 @@ def test_what_is_no_model_is_told(tmp_path):
 
 
 def test_forms_that_can_not_be_are_refused(model, tmp_path):
-    """An adapter of a learner without one."""
-    with pytest.raises(LearnError, match="lora_rank None"):
-        opened(model).hand_over(tmp_path / "adapter", "lora")
+    """An adapter of a learner without one, or a file for llama.cpp of a model that was none."""
+    for form, words in (("lora", "without lora_rank"), ("gguf-lora", "without lora_rank"), ("gguf", "a GGUF file")):
+        with pytest.raises(LearnError, match=words):
+            opened(model).hand_over(tmp_path / "out", form)
+    assert not (tmp_path / "out").exists()
