@@ -167,12 +167,13 @@ def test_the_cpu_of_a_daemon_elsewhere_is_not_known(tmp_path):
     assert DaemonCpu(tmp_path, "http://127.0.0.1:2").since() is None
     # A process that is called as the warden is, started by a thread that is not the first.
     wait = "import sys, time; print(flush=True); time.sleep(60)"
-    started = []
+    started: list[subprocess.Popen[bytes]] = []
     command = [sys.executable, "-c", wait, "prorld.sandbox.warden"]
     starter = threading.Thread(target=lambda: started.append(subprocess.Popen(command, stdout=subprocess.PIPE)))
     starter.start()
     starter.join()
     with started[0] as warden:
+        assert warden.stdout is not None
         warden.stdout.readline()
         assert len(DaemonCpu(tmp_path, "http://127.0.0.1:1")._now() or {}) == 2
         warden.kill()
