@@ -12,12 +12,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from prorld.cli.train_screen import screen_of
 from prorld.errors import ConfigError
-from prorld.train.curves import plot_lines
+from prorld.train.curves import draw, plot_lines
 from prorld.train.daemon_cpu import DaemonCpu
 from prorld.train.progress import Kept
 from prorld.train.prompts import from_file, prompts_of
-from prorld.train.records import EvalRecord, Metrics, Seen, StepRecord
+from prorld.train.records import EvalRecord, Metrics, Record, Seen, StepRecord
 from prorld.train.run_config import EvaluationSettings, RunSettings, TaskSettings
 from tests.train.fake_learner import FakeLearner
 
@@ -182,3 +183,41 @@ def test_the_cpu_of_a_daemon_elsewhere_is_not_known(tmp_path):
     used = here.since()
     assert used is not None
     assert used > 0
+
+
+def test_scripts_get_lines_and_people_get_words(tmp_path, capsys):
+    """The same record, whoever looks; warnings reach both."""
+    settings, metrics = run_of(tmp_path, prompts="p"), Metrics(tmp_path / "metrics.jsonl")
+    metrics.add(step(1))
+    for as_json in (True, False):
+        with screen_of(settings, as_json=as_json) as screen:
+            if not as_json:
+                screen._as_json = False
+            screen.say("working")
+            screen.warn("an engine is out")
+            screen.show(step(1), metrics)
+        shown = capsys.readouterr()
+        assert "an engine is out" in shown.err
+        if as_json:
+            assert msgspec.json.decode(shown.out, type=Record) == step(1)
+            assert "working" not in shown.err
+        else:
+            assert "reward 0.500" in shown.err
+            assert shown.out == ""
+
+
+@pytest.mark.real
+def test_a_picture_is_drawn_without_a_display(tmp_path):
+    """Of no steps, of one, of one that learnt nothing."""
+    pytest.importorskip("matplotlib")
+    metrics = Metrics(tmp_path / "metrics.jsonl")
+    for record in (
+        None,
+        step(1),
+        step(2, None),
+        EvalRecord(step=2, temperature=1.0, reward=0.5, samples=1, seconds=1.0),
+    ):
+        if record is not None:
+            metrics.add(record)
+        draw(metrics, tmp_path / "curve.png", "a run")
+        assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
