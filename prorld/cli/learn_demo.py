@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from functools import partial
 from pathlib import Path
@@ -60,9 +61,13 @@ def run(args: argparse.Namespace) -> int:
     silence_logs()
     plan = plan_of(args)
     end = run_trio(partial(learn, plan, as_json=args.json))
+    if end is None:
+        # Told to end at once: the thread that trains still runs, and the interpreter can't be taken down under torch.
+        sys.stdout.flush()
+        os._exit(Exit.INTERRUPTED)
     if not args.json:
         _show(plan.out)
-    return Exit.INTERRUPTED if end is None or end.why == "interrupted" else Exit.OK
+    return Exit.INTERRUPTED if end.why == "interrupted" else Exit.OK
 
 
 def _show(out: Path) -> None:
