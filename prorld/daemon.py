@@ -256,6 +256,7 @@ def _start_engines(config: Config, core: trio.Nursery, pool: BackendPool) -> Non
         wish = EmbeddedWish(
             policy=DEFAULT_POLICY, slots=config.engine.slots, context_per_slot=config.engine.context_tokens,
             threads=config.engine.threads or None, required=bool(config.engine.enabled),
+            weights_bytes_max=config.engine.weights_bytes_max,
         )  # fmt: skip
         core.start_soon(keep_embedded, pool, wish, name="embedded engine")
 

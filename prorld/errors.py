@@ -41,6 +41,8 @@ __all__ = [
     "TooLarge",
     "TooMany",
     "Unauthorized",
+    "Unsupported",
+    "WeightsRefused",
     "boundary",
     "chain",
     "leaves",
@@ -213,6 +215,13 @@ class Unsupported(BackendError):
     """This kind of engine can't do that, or was started without it."""
 
     code = "engine_cannot"
+    retryable = False
+
+
+class WeightsRefused(BackendError):
+    """The weights can't be loaded, and the engine goes on with those it had."""
+
+    code = "weights_refused"
     retryable = False
 
 

@@ -179,6 +179,9 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     slots: Annotated[int, Meta(ge=1, le=256, description="Sequences decoded at the same time.")] = 4
     context_tokens: Annotated[int, Meta(ge=256, le=1 << 20, description="Context of one slot, in tokens.")] = 4096
     threads: Annotated[int, Meta(ge=0, le=1024, description="Threads; 0: half of the usable cores, four at most.")] = 0
+    weights_bytes_max: Annotated[Bytes, Meta(description="The largest file of weights that an update may name.")] = (
+        16 << 30
+    )
 
 
 class BackendEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

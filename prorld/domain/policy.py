@@ -41,6 +41,7 @@ __all__ = [
     "next_version",
     "quarantine_words",
     "resumed",
+    "weights_in_force",
 ]
 
 How = Literal["reload", "lora", "none"]
@@ -93,13 +94,17 @@ class BackendResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Update(msgspec.Struct, frozen=True, kw_only=True):
-    """One change of weights. ``only`` names the engines it is for; ``None`` for all."""
+    """One change of weights. ``only`` names the engines it is for; ``None`` for all.
+
+    ``seal`` is what the file at ``path`` was when it was loaded, where this machine has it and it is one.
+    """
 
     update_id: str
     version: int
     epoch: int
     how: How
     path: str | None
+    seal: str | None = None
     mode: Mode
     only: tuple[str, ...] | None
     rollback: bool
@@ -173,6 +178,24 @@ def next_version(state: PolicyState, version: int, *, rollback: bool) -> PolicyV
         f'{words}; a way back needs "rollback": true',
         code="version_too_low",
         details={"version": now.version, "epoch": now.epoch},
+    )
+
+
+def weights_in_force(state: PolicyState) -> Update | None:
+    """The update that brought the weights in force, for an engine that has to load them anew.
+
+    ``None`` where there is none: they were moved by somebody, only named, or are those that engines begin with; and for
+    an adapter, which goes beside them.
+    """
+    if state.adapter is not None:
+        return None
+    return next(
+        (
+            update
+            for update in reversed(state.updates)
+            if update.state == "done" and update.how == "reload" and update.target == state.base
+        ),
+        None,
     )
 
 

@@ -6,12 +6,20 @@ nothing) differs and is no part of it: here a log-probability is 0.0 where the m
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Literal
+
 import msgspec
 
+from prorld.domain.calls import CallParams
 from prorld.domain.outcome import Verdict
 from prorld.wire.trajectory import BranchDoc, PackedTrajectory, Trajectory, unpacked
 
-__all__ = ["Row", "rows_of"]
+__all__ = ["LogprobsMode", "Row", "rows_of"]
+
+# Which distribution log-probabilities are of: the model's own, the one that was sampled from after temperature, none
+# that the engine told, or not the same throughout the row.
+LogprobsMode = Literal["raw", "processed", "none", "mixed"]
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,6 +44,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     temperature: float
     reward: float | None
     verdict: Verdict
+    logprobs_mode: LogprobsMode = "raw"
 
     @property
     def token_ids(self) -> list[int]:
@@ -55,7 +64,7 @@ def rows_of(document: Trajectory | PackedTrajectory) -> list[Row]:
 def _row(document: Trajectory, branch: BranchDoc, *, is_last: bool) -> Row:
     start = branch.mask.index(1)
     sampled = [segment.finish_reason for segment in branch.segments if segment.source == "sampled"]
-    temperatures = [call.params.temperature for call in document.calls if call.branch == branch.branch]
+    calls = [call.params for call in document.calls if call.branch == branch.branch]
     return Row(
         job_id=document.job.job_id,
         group_id=document.job.group_id,
@@ -73,10 +82,18 @@ def _row(document: Trajectory, branch: BranchDoc, *, is_last: bool) -> Row:
             if step.branch == branch.branch and step.index >= start
         },
         finish_reason=sampled[-1] if sampled else None,
-        temperature=temperatures[-1] if temperatures else 1.0,
+        temperature=calls[-1].temperature if calls else 1.0,
         reward=document.reward,
         verdict=document.verdict,
+        logprobs_mode=_logprobs_mode(calls),
     )
+
+
+def _logprobs_mode(calls: Sequence[CallParams]) -> LogprobsMode:
+    if not calls:
+        return "raw"
+    alike = len({(call.temperature, call.logprobs_mode) for call in calls}) == 1
+    return calls[-1].logprobs_mode if alike else "mixed"
 
 
 def _versions(branch: BranchDoc) -> list[int | None]:

@@ -57,6 +57,8 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     ``control``: it can be paused and told and asked its version. ``reload``, ``lora``: how it loads weights itself.
     ``scores``: it can say the log-probabilities of given tokens. ``exact``: it takes and gives token ids.
     ``varies``: what it says of a token depends a little on what else it computes at the time.
+    ``reads_here``: the weights that it loads are one file of this machine, to be loaded again after a restart.
+    ``behind``: why it has other weights than it was to have, where it knows.
     """
 
     model: str
@@ -73,6 +75,8 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     logprobs_mode: LogprobsMode = "raw"
     weights: PolicyVersion | None = None
     model_path: str | None = None
+    reads_here: bool = False
+    behind: str | None = None
     details: dict[str, Any] = {}
 
     @property
@@ -82,12 +86,16 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WeightRef(msgspec.Struct, frozen=True, kw_only=True):
-    """Weights that an engine loads itself. An adapter is served under ``name`` beside the model it was made for."""
+    """Weights that an engine loads itself. An adapter is served under ``name`` beside the model it was made for.
+
+    ``seal`` is what the file at ``path`` was when it was named, where this machine has it.
+    """
 
     how: Literal["reload", "lora"]
     path: str
     version: PolicyVersion
     name: str | None = None
+    seal: str | None = None
 
 
 class TextView(Protocol):

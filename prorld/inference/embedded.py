@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
@@ -22,7 +21,7 @@ from prorld.errors import BackendError, ConfigError
 from prorld.kit.output import BoundedOutput
 from prorld.kit.process import Child, child
 
-__all__ = ["EmbeddedEngine", "bundled_model", "run_embedded_engine"]
+__all__ = ["EmbeddedEngine", "WeightsFile", "bundled_model", "run_embedded_engine"]
 
 log: FilteringBoundLogger = structlog.get_logger()
 
@@ -54,6 +53,27 @@ class EmbeddedEngine(msgspec.Struct, frozen=True, kw_only=True):
     context_per_slot: int
 
 
+class WeightsFile(msgspec.Struct, frozen=True, kw_only=True):
+    """Weights for the shape and the tokenizer of a model. With a ``seal`` they must be what they were when it was made.
+
+    They are read into memory whole: what becomes of the file later does not matter.
+    """
+
+    path: str
+    bytes_max: int
+    seal: str | None = None
+
+
+class _Wish(msgspec.Struct, frozen=True, kw_only=True):
+    """What the child is told."""
+
+    model: str
+    slots: int
+    context_per_slot: int
+    threads: int
+    weights: WeightsFile | None
+
+
 class _Line(msgspec.Struct, frozen=True):
     """The one line that the child says."""
 
@@ -83,24 +103,33 @@ async def run_embedded_engine(
     context_per_slot: int = 2048,
     threads: int | None = None,
     ready_seconds_max: float = READY_SECONDS_MAX,
+    weights: WeightsFile | None = None,
+    scope: trio.CancelScope | None = None,
     task_status: trio.TaskStatus[EmbeddedEngine] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Run the engine until cancelled; hands out the ready ``EmbeddedEngine``.
+    """Run the engine until cancelled, or until ``scope`` is; hands out the ready ``EmbeddedEngine``.
 
-    ``threads`` are half of the cores, up to ``THREADS_MAX``, where nothing is said. Raises ``ConfigError`` when what it
-    needs is not installed, ``BackendError`` when it does not start in time or ends by itself.
+    ``weights`` take the place of those in the model's own file. ``threads`` are half of the cores, up to
+    ``THREADS_MAX``, where nothing is said. Raises ``ConfigError`` when what it needs is not installed, ``BackendError``
+    when it does not start in time or ends by itself.
     """
     if find_spec(_ENGINE_PACKAGE) is None:
         raise ConfigError(f"the embedded engine is not installed; {_CURE}")
     model = Path(model_path) if model_path is not None else bundled_model()
     if not model.is_file():
         raise ConfigError(f"there is no model file {model}")
-    wish = {
-        "model": str(model),
-        "slots": slots,
-        "context_per_slot": context_per_slot,
-        "threads": threads or _threads_of_this_machine(),
-    }
+    wish = _Wish(
+        model=str(model),
+        slots=slots,
+        context_per_slot=context_per_slot,
+        threads=threads or _threads_of_this_machine(),
+        weights=weights,
+    )
+    with scope or trio.CancelScope():
+        await _run(wish, ready_seconds_max, task_status)
+
+
+async def _run(wish: _Wish, ready_seconds_max: float, task_status: trio.TaskStatus[EmbeddedEngine]) -> None:
     words = BoundedOutput(LOG_BYTES_MAX)
     started = trio.current_time()
     failure = "did not start"
@@ -116,8 +145,9 @@ async def run_embedded_engine(
             line = await _first_line(process)
         if line is not None and line.url is not None:
             ready = EmbeddedEngine(
-                url=line.url, model_path=str(model), pid=process.pid, slots=slots, context_per_slot=context_per_slot
-            )
+                url=line.url, model_path=wish.model, pid=process.pid, slots=wish.slots,
+                context_per_slot=wish.context_per_slot,
+            )  # fmt: skip
             log.info("engine.started", url=ready.url, pid=ready.pid, seconds=round(trio.current_time() - started, 3))
             task_status.started(ready)
             nursery.start_soon(_drain, process.stdout, BoundedOutput(0), name="output of the embedded engine")
@@ -138,7 +168,7 @@ def _threads_of_this_machine() -> int:
     return max(1, min(THREADS_MAX, len(os.sched_getaffinity(0)) // 2))
 
 
-def _argv(wish: Mapping[str, object]) -> list[str]:
+def _argv(wish: _Wish) -> list[str]:
     script = Path(__file__).with_name("embedded_child.py")
     # -P: the folder of the script is full of names that are no business of the engine's imports.
     return [sys.executable, "-P", str(script), msgspec.json.encode(wish).decode()]

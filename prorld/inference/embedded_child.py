@@ -11,6 +11,7 @@ import json
 import os
 import select
 import signal
+import stat
 import sys
 from importlib import import_module
 from typing import Any, NoReturn
@@ -20,6 +21,8 @@ HTTP_THREADS = 80
 
 # Saved prefixes of prompts that lost their slot. The engine's own bound is 8 GiB.
 PREFIX_CACHE_MIB = 512
+
+MAGIC = b"GGUF"
 
 # The engine lets any web page read its answers unless it is told of one that may. There is none.
 NOBODY = "http://nobody.invalid"
@@ -70,7 +73,47 @@ def _serve(wish: dict[str, Any]) -> Any:
     params.cors_origins = NOBODY
     params.cpuparams.n_threads = wish["threads"]
     params.cpuparams_batch.n_threads = wish["threads"]
-    return xllamacpp.Server(params)
+    if wish["weights"] is None:
+        return xllamacpp.Server(params)
+    return _with_weights(xllamacpp, params, wish["weights"])
+
+
+def _with_weights(xllamacpp: Any, params: Any, weights: dict[str, Any]) -> Any:
+    """A server with the weights of a file that was named, called after the model whose tokenizer counts."""
+    fd = _opened(weights)
+    before = seal(os.fstat(fd))
+    params.model_alias = {params.model.path}
+    # By its descriptor, so that what is read is what was looked at, also where the name is of another file by now.
+    params.model.path = f"/proc/self/fd/{fd}"
+    # A trainer may remove its file or write over it; what is mapped would change under the engine, or end it.
+    params.load_mode = xllamacpp.llama_load_mode.LLAMA_LOAD_MODE_NONE
+    server = xllamacpp.Server(params)
+    if seal(os.fstat(fd)) != before:
+        raise ValueError(f"{weights['path']} was changed while it was read")
+    os.close(fd)
+    return server
+
+
+def seal(found: os.stat_result) -> str:
+    """What changes when a file becomes another one, or its content does."""
+    return f"{found.st_ino:x}.{found.st_size:x}.{found.st_mtime_ns:x}"
+
+
+def _opened(weights: dict[str, Any]) -> int:
+    """The descriptor of a file that somebody has named, once it is known to be what it should."""
+    path = weights["path"]
+    # A pipe without a writer would never open.
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    found = os.fstat(fd)
+    if not stat.S_ISREG(found.st_mode):
+        raise ValueError(f"{path} is not a regular file")
+    if found.st_size > weights["bytes_max"]:
+        raise ValueError(f"{path} has {found.st_size} bytes; engine.weights_bytes_max is {weights['bytes_max']}")
+    if os.pread(fd, len(MAGIC), 0) != MAGIC:
+        raise ValueError(f"{path} is not a GGUF file")
+    if weights["seal"] not in (None, seal(found)):
+        raise ValueError(f"{path} is not what it was when it was named: it has been written anew since")
+    return fd
 
 
 def _say(line: dict[str, str]) -> None:

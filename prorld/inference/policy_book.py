@@ -24,10 +24,11 @@ from prorld.domain.policy import (
     must_be_free,
     next_version,
     quarantine_words,
+    weights_in_force,
 )
 from prorld.domain.versions import PolicyVersion
 from prorld.errors import Conflict, Impossible, NotFound, Overloaded
-from prorld.inference.contract import Capabilities
+from prorld.inference.contract import Capabilities, WeightRef
 from prorld.inference.policies import Policies
 from prorld.inference.policy_engines import LOAD_SECONDS, PolicyEngines
 from prorld.inference.policy_gate import PolicyGate
@@ -226,7 +227,16 @@ class PolicyBook:
     def objection(self, policy: str, found: Capabilities) -> str | None:
         """Why an engine that comes or comes back may not serve the policy now."""
         state = self.of(policy).state
-        return quarantine_words(policy, state.base, found.weights, adapter=state.adapter, told=found.control)
+        words = quarantine_words(policy, state.base, found.weights, adapter=state.adapter, told=found.control)
+        return words if words is None or found.behind is None else f"{words}; {found.behind}"
+
+    def weights(self, policy: str) -> WeightRef | None:
+        """The weights in force, as the update that brought them named them."""
+        state = self.of(policy).state
+        update = weights_in_force(state)
+        if update is None or update.path is None:
+            return None
+        return WeightRef(how="reload", path=update.path, version=state.base, seal=update.seal)
 
     def declared(self, policy: str, version: int) -> PolicyVersion:
         """What the policy would have if its engines had this version; ``Conflict`` for one that falls or is pinned."""

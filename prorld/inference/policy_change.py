@@ -20,11 +20,12 @@ from structlog.typing import FilteringBoundLogger
 from prorld.domain.backends import BackendState
 from prorld.domain.policy import BackendResult, Pause, PolicyState, Update, end_update, resumed
 from prorld.domain.versions import PolicyVersion
-from prorld.errors import NoBackend, Overloaded, Unsupported
+from prorld.errors import NoBackend, Overloaded, Unsupported, WeightsRefused
 from prorld.inference.policy_engines import PolicyEngines, failures
 from prorld.inference.policy_gate import PolicyGate
 from prorld.inference.pool import BackendPool
 from prorld.inference.pool_entry import PoolEntry
+from prorld.inference.weight_seal import seal_of
 from prorld.metrics import Metrics
 from prorld.wire.policies import PausedPolicy, PausePolicy, ResumedPolicy
 
@@ -175,7 +176,9 @@ class Changes:
             results |= failures(await self.engines.pause(targets, "abort", timeout_s))
         ready = [entry for entry in targets if entry.backend_id not in results]
         label = before.base if catches_up else update.target
-        installed = await self.engines.install(ready, update.how, update.path, label, before.base)
+        if update.path is not None and any(entry.found.reads_here for entry in ready):
+            update = msgspec.structs.replace(update, seal=await seal_of(update.path))
+        installed = await self.engines.install(ready, update, label, before.base)
         results |= {result.id: result for result in installed}
         results |= {
             named: BackendResult(id=named, ok=False, error="it is not there", code=NoBackend.code)
@@ -314,8 +317,8 @@ class Changes:
 
 
 def _may_be_spoilt(result: BackendResult) -> bool:
-    """An engine that can't do it at all was not touched; of any other nobody knows how far it came."""
-    return result.code != Unsupported.code
+    """An engine that can't do it at all, or refused, has what it had; of any other nobody knows how far it came."""
+    return result.code not in (Unsupported.code, WeightsRefused.code)
 
 
 def _with_version(result: BackendResult, version: PolicyVersion) -> BackendResult:

@@ -13,7 +13,7 @@ import structlog
 import trio
 from structlog.typing import FilteringBoundLogger
 
-from prorld.domain.policy import BackendResult, How, Mode
+from prorld.domain.policy import BackendResult, Mode, Update
 from prorld.domain.versions import PolicyVersion
 from prorld.errors import BackendError, Unsupported, chain
 from prorld.inference.contract import WeightRef
@@ -101,19 +101,20 @@ class PolicyEngines:
     # --- weights ------------------------------------------------------------------------------------------------------
 
     async def install(
-        self, entries: Collection[PoolEntry], how: How, path: str | None, version: PolicyVersion, base: PolicyVersion
+        self, entries: Collection[PoolEntry], update: Update, version: PolicyVersion, base: PolicyVersion
     ) -> list[BackendResult]:
         """Load the weights and name them, then read the name back. An adapter goes beside weights named ``base``."""
-        if how == "lora":
-            return await self._all(entries, partial(self._adapt, path=path or "", version=version, base=base))
-        return await self._all(entries, partial(self._replace, path=path, version=version))
+        if update.how == "lora":
+            return await self._all(entries, partial(self._adapt, path=update.path or "", version=version, base=base))
+        return await self._all(entries, partial(self._replace, update=update, version=version))
 
-    async def _replace(self, entry: PoolEntry, *, path: str | None, version: PolicyVersion) -> BackendResult:
-        if path is not None:
+    async def _replace(self, entry: PoolEntry, *, update: Update, version: PolicyVersion) -> BackendResult:
+        if update.path is not None:
             if not entry.found.reload:
                 raise Unsupported("it can't load weights by itself")
+            ref = WeightRef(how="reload", path=update.path, version=version, seal=update.seal)
             with trio.fail_after(self._load_s):
-                await entry.backend.load_weights(WeightRef(how="reload", path=path, version=version))
+                await entry.backend.load_weights(ref)
         return await self._label(entry, version)
 
     async def _label(self, entry: PoolEntry, version: PolicyVersion) -> BackendResult:

@@ -53,6 +53,7 @@ class BackendPool:
         self._desk = Desk(self._engines, metrics)
         self._watch = Watch(self._engines)
         self._reserved: set[tuple[str, str]] = set()
+        self._clients: dict[str, Backend] = {}
 
     @property
     def keeper(self) -> VersionKeeper | None:
@@ -62,6 +63,15 @@ class BackendPool:
     @keeper.setter
     def keeper(self, keeper: VersionKeeper) -> None:
         self._engines.keeper = keeper
+
+    @contextmanager
+    def client(self, backend: Backend) -> Iterator[None]:
+        """For the length of the block, this is the client of its address, and no other is made for it."""
+        self._clients[same_address(backend.url)] = backend
+        try:
+            yield
+        finally:
+            del self._clients[same_address(backend.url)]
 
     # --- who is there -------------------------------------------------------------------------------------------------
 
@@ -133,6 +143,9 @@ class BackendPool:
         if factory is None:
             known = ", ".join(sorted(self._factories))
             raise BadRequest(f"no client for engines of kind {request.kind!r}; there are: {known}")
+        only = self._clients.get(same_address(request.url))
+        if only is not None and only.kind == request.kind:
+            return only
         try:
             return factory(request)
         except ValueError as exc:

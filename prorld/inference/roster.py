@@ -14,8 +14,8 @@ import structlog
 import trio
 from structlog.typing import FilteringBoundLogger
 
-from prorld.errors import ConfigError, NotFound, ProrldError, RequestError, chain, leaves
-from prorld.inference.embedded import EmbeddedEngine, run_embedded_engine
+from prorld.errors import BackendError, ConfigError, NotFound, ProrldError, RequestError, chain, leaves
+from prorld.inference.embedded_backend import WEIGHTS_BYTES_MAX, EmbeddedBackend, run_embedded_backend
 from prorld.inference.pool import BackendPool
 from prorld.kit.cleanup import shielded
 from prorld.wire.ops import AddBackend
@@ -40,6 +40,7 @@ class EmbeddedWish(msgspec.Struct, frozen=True, kw_only=True):
     context_per_slot: int
     threads: int | None
     required: bool
+    weights_bytes_max: int = WEIGHTS_BYTES_MAX
 
 
 async def join(pool: BackendPool, request: AddBackend) -> None:
@@ -85,14 +86,39 @@ async def keep_embedded(pool: BackendPool, wish: EmbeddedWish) -> None:
 
 
 async def _run_embedded(pool: BackendPool, wish: EmbeddedWish) -> None:
-    run = partial(run_embedded_engine, slots=wish.slots, context_per_slot=wish.context_per_slot, threads=wish.threads)
+    run = partial(
+        run_embedded_backend, slots=wish.slots, context_per_slot=wish.context_per_slot, threads=wish.threads,
+        weights_bytes_max=wish.weights_bytes_max,
+    )  # fmt: skip
     async with trio.open_nursery() as nursery:
-        engine: EmbeddedEngine = await nursery.start(run, name="embedded engine process")
-        request = AddBackend(url=engine.url, kind="llamacpp", policy=wish.policy, max_inflight=engine.slots)
-        info = await pool.add(request)
+        backend: EmbeddedBackend = await nursery.start(run, name="embedded engine")
+        await _catch_up(pool, wish.policy, backend)
+        request = AddBackend(url=backend.url, kind="llamacpp", policy=wish.policy, max_inflight=wish.slots)
+        with pool.client(backend):
+            info = await pool.add(request)
+            try:
+                await trio.sleep_forever()
+            finally:
+                # A set that left it out has removed it already.
+                with shielded(REMOVE_S_MAX, "removing the embedded engine"), suppress(NotFound):
+                    await pool.remove(info.backend_id)  # noqa: ASYNC102  (shielded with a deadline by the line above)
+
+
+async def _catch_up(pool: BackendPool, policy: str, backend: EmbeddedBackend) -> None:
+    """A new engine begins with the weights of its model; those of the policy may still be where they were loaded from.
+
+    Where they are not, or may be others by now, it comes to the pool as it is, and says why it is behind.
+    """
+    ref = None if pool.keeper is None else pool.keeper.weights(policy)
+    if ref is None:
+        return
+    reason = f"it is not known what {ref.path} was when it was loaded"
+    if ref.seal is not None:
         try:
-            await trio.sleep_forever()
-        finally:
-            # A set that left it out has removed it already.
-            with shielded(REMOVE_S_MAX, "removing the embedded engine"), suppress(NotFound):
-                await pool.remove(info.backend_id)  # noqa: ASYNC102  (shielded with a deadline by the line above)
+            await backend.load_weights(ref)
+        except BackendError as exc:
+            reason = chain(exc)
+        else:
+            return
+    backend.behind = f"after a start it could not load the weights of {ref.version.label} again: {reason}"
+    log.warning("engine.behind", policy=policy, path=ref.path, version=ref.version.label, reason=reason)

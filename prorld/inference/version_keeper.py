@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from prorld.domain.versions import PolicyVersion
-from prorld.inference.contract import Capabilities
+from prorld.inference.contract import Capabilities, WeightRef
 
 __all__ = ["VersionKeeper"]
 
@@ -27,6 +27,10 @@ class VersionKeeper(Protocol):
 
     def objection(self, policy: str, found: Capabilities) -> str | None:
         """Why an engine of which a probe found this may not serve the policy now; ``None`` where it may."""
+        ...
+
+    def weights(self, policy: str) -> WeightRef | None:
+        """The weights in force, for an engine that lost them; ``None`` for those that it begins with."""
         ...
 
     def declared(self, policy: str, version: int) -> PolicyVersion:

@@ -46,6 +46,8 @@ class LearnSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     passes: int = 1
     grad_norm_max: float = 1.0
     lora_rank: int | None = None
+    # What the model computes in; what is trained is kept in float32 beside it.
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
     device: str = "auto"
     threads: int = 1
     # The longest packed row; longer groups are split.

@@ -12,7 +12,7 @@ import trio
 from prorld.domain.job import Sampling
 from prorld.domain.versions import PolicyVersion
 from prorld.errors import Conflict
-from prorld.inference.contract import Capabilities, EngineLoad, GenerationRequest
+from prorld.inference.contract import Capabilities, EngineLoad, GenerationRequest, WeightRef
 from prorld.inference.lease import Lease
 from prorld.inference.pool import BackendPool
 from prorld.inference.pool_entry import EngineRules
@@ -44,6 +44,10 @@ class Keeper:
 
     def objection(self, policy: str, found: Capabilities) -> str | None:
         """None."""
+        return None
+
+    def weights(self, policy: str) -> WeightRef | None:
+        """Those that engines begin with."""
         return None
 
     def declared(self, policy: str, version: int) -> PolicyVersion:
