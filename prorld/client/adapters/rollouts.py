@@ -84,7 +84,10 @@ class Rollouts:
 
     def close(self) -> None:
         """Acknowledge what was handed out last. For the end of training, when its last step is safe."""
-        self._acknowledge()
+        try:
+            self._acknowledge()
+        finally:
+            self.client.close()
 
     def collect(
         self,
