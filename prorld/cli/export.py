@@ -1,40 +1,44 @@
-"""``prorld export``: what a journal keeps of ended jobs, as JSON lines or Parquet; with or without a daemon."""
+"""``prorld export``: what a journal keeps of ended jobs, as documents or a trainer's rows; with or without a daemon."""
 
 from __future__ import annotations
 
 import argparse
 import re
 import sys
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from prorld.cli.common import epilog
 from prorld.cli.exits import Exit, UsageError
 from prorld.cli.output import clean, count, note
+from prorld.export.names import FORMATS
 
 if TYPE_CHECKING:
-    from prorld.cli.export_out import Sink
+    from prorld.cli.export_out import Kind, Sink
     from prorld.store.archive import Archive, Wanted
 
-SUMMARY = "trajectories of ended jobs, as JSON lines or Parquet"
+SUMMARY = "trajectories of ended jobs, as JSON lines, Parquet or rows of a trainer"
 
 _AGE = re.compile(r"(?P<n>\d{1,6})(?P<unit>[smhd])")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
-MISSING_NAMED_MAX = 5
+NAMED_MAX = 5
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.description = (
-        "Writes the trajectories that a state directory keeps, oldest first: a document a line, or Parquet with a row\n"
-        "for each branch. It reads the journal itself, so no daemon is needed, and one that runs is not disturbed.\n"
-        "FILE appears when it is whole. Exit 1 when a job that was named is not there, or something kept is damaged."
+        "Writes the trajectories that a state directory keeps, oldest first: a document a line, Parquet with a row\n"
+        "for each branch, or the rows that a trainer reads, one a line. It reads the journal itself, so no daemon is\n"
+        "needed, and one that runs is not disturbed. FILE appears when it is whole. Exit 1 when a job that was named\n"
+        "is not there, something kept is damaged, or the format has no place for a job."
     )
     parser.epilog = epilog(
         ("prorld export > all.jsonl", "everything that is kept"),
         ("prorld export --verdict use --since 24h -o day.jsonl", "what may be trained on, of the last day"),
         ("prorld export --batch step-12 --format parquet -o step-12.parquet", "a batch, in columns"),
         ("prorld export --job job-1 --no-trajectories", "the record alone"),
+        ("prorld export --format chat --verdict use -o sft.jsonl", "conversations, to fine-tune on"),
     )
     which = parser.add_argument_group("which jobs (what is given has to hold together; by default all)")
     which.add_argument("--job", action="append", default=[], metavar="ID", help="this one; may be repeated")
@@ -44,7 +48,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     which.add_argument("--tenant", metavar="NAME", help="of this tenant")
     which.add_argument("--verdict", choices=("use", "mask", "drop"), help="with this verdict")
     which.add_argument("--since", type=instant, metavar="T", help="that ended since: an instant, or 90m, 24h, 7d ago")
-    parser.add_argument("--format", choices=("jsonl", "parquet"), help="default: by FILE's ending, else jsonl")
+    parser.add_argument(
+        "--format",
+        choices=("jsonl", "parquet", *FORMATS),
+        metavar="FORM",
+        help=f"jsonl or parquet (default: by FILE's ending, else jsonl), or rows: {', '.join(FORMATS)}",
+    )
     parser.add_argument("-o", "--output", default="-", metavar="FILE", help="where to, - for stdout (default)")
     parser.add_argument("--no-trajectories", action="store_true", help="records only")
     parser.add_argument("--state-dir", metavar="DIR", help="whose journal [$PRORLD_STATE]")
@@ -62,25 +71,29 @@ def run(args: argparse.Namespace) -> int:
         demo = path.parent / "demo"
         other = f"the demo's is in --state-dir {demo}" if (demo / JOURNAL_FILE).is_file() else None
         raise UsageError(f"there is no journal in {path.parent}; {other or '--state-dir names another place'}")
-    kind = args.format or ("parquet" if args.output.endswith(".parquet") else "jsonl")
+    kind: Kind = args.format or ("parquet" if args.output.endswith(".parquet") else "jsonl")
+    if kind in FORMATS and args.no_trajectories:
+        raise UsageError(f"--format {kind} is made of trajectories; leave --no-trajectories out")
     archive = Archive(path)
     try:
         with open_sink(kind, args.output, trajectories=not args.no_trajectories) as sink:
-            written, damaged = _copy(archive, _wanted(args), sink, args)
+            done = _copy(archive, _wanted(args), sink, args)
         missing = archive.missing(args.job)
     finally:
         archive.close()
-    if not written and not missing:
+    if not (done.written or done.refused or missing):
         note("no ended job is like that; nothing was written")
-    elif args.output != "-":
-        note(f"{count(written, 'job')} in {clean(args.output)}")
-    for job_id, why in list(missing.items())[:MISSING_NAMED_MAX]:
+    elif args.output != "-" or done.empty:
+        note(_what(done) + ("" if args.output == "-" else f" in {clean(args.output)}"))
+    for job_id, why in list(missing.items())[:NAMED_MAX]:
         note(f"job {clean(job_id)} is not among the ended ones: {_WHY[why]}")
-    if len(missing) > MISSING_NAMED_MAX:
-        note(f"and {len(missing) - MISSING_NAMED_MAX} more")
-    if damaged:
-        note(f"{count(damaged, 'job')} could not be read whole and {'is' if damaged == 1 else 'are'} left out")
-    return Exit.FAILED if missing or damaged else Exit.OK
+    if len(missing) > NAMED_MAX:
+        note(f"and {len(missing) - NAMED_MAX} more")
+    if done.damaged:
+        note(f"{count(done.damaged, 'job')} could not be read whole and {_are(done.damaged)} left out")
+    if done.refused:
+        note(f"{count(done.refused, 'job')} can't be said in this format and {_are(done.refused)} left out")
+    return Exit.FAILED if missing or done.damaged or done.refused else Exit.OK
 
 
 _WHY = {"unknown": "unknown here", "live": "it has not ended", "forgotten": "it is forgotten"}
@@ -101,25 +114,56 @@ def _wanted(args: argparse.Namespace) -> Wanted:
     )
 
 
-def _copy(archive: Archive, wanted: Wanted, sink: Sink, args: argparse.Namespace) -> tuple[int, int]:
-    """How many were written, and how many could not be."""
-    from prorld.cli.export_out import Progress
+@dataclass
+class Done:
+    """How many jobs were written, could not be read, and had no place in the format; of rows, how many there are."""
+
+    written: int = 0
+    damaged: int = 0
+    refused: int = 0
+    rows: int | None = None
+    empty: int = 0
+
+
+def _what(done: Done) -> str:
+    if done.rows is None:
+        return count(done.written, "job")
+    without = f", {done.empty} of which gave none" if done.empty else ""
+    return f"{count(done.rows, 'row')} of {count(done.written, 'job')}{without}"
+
+
+def _are(n: int) -> str:
+    return "is" if n == 1 else "are"
+
+
+def _copy(archive: Archive, wanted: Wanted, sink: Sink, args: argparse.Namespace) -> Done:
+    from prorld.cli.export_out import Progress, Rows
+    from prorld.export.reading import NotExportable
 
     progress = Progress(sys.stderr, on=sys.stderr.isatty() and not (args.output == "-" and sys.stdout.isatty()))
-    written = damaged = 0
+    done = Done()
     try:
         for found in archive.found(wanted, trajectories=not args.no_trajectories):
             if found.damage:
                 progress.clear()
                 note(f"job {clean(found.record.job_id)} is damaged: {clean(found.damage)}")
-                damaged += 1
+                done.damaged += 1
                 continue
-            sink.write(found)
-            written += 1
-            progress.show(written, sink.bytes_written)
+            try:
+                sink.write(found)
+            except NotExportable as exc:
+                done.refused += 1
+                if done.refused <= NAMED_MAX:
+                    progress.clear()
+                    note(clean(exc.message))
+                continue
+            done.written += 1
+            progress.show(done.written, sink.bytes_written)
     finally:
         progress.clear()
-    return written, damaged
+    if isinstance(sink, Rows):
+        done.rows, done.empty = sink.rows, sink.empty
+    return done
 
 
 def instant(text: str) -> str:

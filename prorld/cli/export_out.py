@@ -9,15 +9,19 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, Protocol, TextIO
+from typing import BinaryIO, Literal, Protocol, TextIO
 
 import msgspec
 
 from prorld.cli.exits import UsageError
 from prorld.cli.output import count
+from prorld.export.formats import export
+from prorld.export.names import FORMATS, Format
 from prorld.store.archive import Found
 
-__all__ = ["Progress", "Sink", "open_sink"]
+__all__ = ["Kind", "Progress", "Rows", "Sink", "open_sink"]
+
+Kind = Literal["jsonl", "parquet"] | Format
 
 SHOW_EVERY_S = 0.2
 
@@ -50,12 +54,35 @@ class Lines:
         self.bytes_written += len(line)
 
 
+class Rows:
+    """The rows of a trainer's format, one a line. ``rows`` are how many so far, ``empty`` the jobs that gave none."""
+
+    def __init__(self, out: BinaryIO, form: Format) -> None:
+        self._out = out
+        self._form: Format = form
+        self._encoder = msgspec.json.Encoder()
+        self.bytes_written = self.rows = self.empty = 0
+
+    def write(self, found: Found) -> None:
+        """The rows of a job; ``NotExportable`` where the format has no place for it, and nothing is written then."""
+        assert found.trajectory is not None, "rows are made of trajectories"
+        made = export(found.trajectory, self._form)
+        written = b"".join(self._encoder.encode(row) + b"\n" for row in made)
+        self._out.write(written)
+        self.bytes_written += len(written)
+        self.rows += len(made)
+        self.empty += not made
+
+
 @contextmanager
-def open_sink(kind: str, output: str, *, trajectories: bool) -> Iterator[Sink]:
+def open_sink(kind: Kind, output: str, *, trajectories: bool) -> Iterator[Sink]:
     """A sink of this format into this file, ``-`` for stdout. What fails in the block leaves no file behind."""
     with _stream(output) as out:
         if kind == "jsonl":
             yield Lines(out)
+            return
+        if kind in FORMATS:
+            yield Rows(out, kind)
             return
         if output == "-" and sys.stdout.isatty():
             raise UsageError("Parquet is not for a terminal; name a file with -o")

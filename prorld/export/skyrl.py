@@ -15,7 +15,7 @@ from prorld.export.reading import Document, NotExportable, cut_short, is_usable,
 from prorld.export.rows import Row, rows_of
 from prorld.wire.trajectory import Trajectory
 
-__all__ = ["generator_output"]
+__all__ = ["COLUMNS", "generator_output"]
 
 
 def generator_output(
@@ -34,7 +34,7 @@ def generator_output(
     """
     given = [lists(document) for document in documents]
     means = _means(given)
-    output: dict[str, Any] = {name: [] for name in _COLUMNS}
+    output: dict[str, Any] = {name: [] for name in COLUMNS}
     for document in given:
         if not is_usable(document) and unusable == "refuse":
             raise NotExportable(
@@ -55,7 +55,8 @@ def generator_output(
     }
 
 
-_COLUMNS = ("prompt_token_ids", "response_ids", "rewards", "loss_masks", "stop_reasons", "rollout_logprobs",
+# The columns that have a value for each row.
+COLUMNS = ("prompt_token_ids", "response_ids", "rewards", "loss_masks", "stop_reasons", "rollout_logprobs",
             "trajectory_ids", "is_last_step", "env_metrics")  # fmt: skip
 
 

@@ -82,7 +82,7 @@ def _kinds(routes: Iterable[Route[Any, Any]]) -> Iterator[type[msgspec.Struct]]:
     for row in routes:
         if row.body is not NoBody:
             yield row.body
-        yield from (kind for kind in (row.packed, row.streams) if kind is not None)
+        yield from (kind for kind in (row.packed, row.streams, row.otherwise) if kind is not None)
         yield from (kind for kind in row.answers.values() if isinstance(kind, type))
 
 
@@ -116,7 +116,11 @@ def _success(row: Route[Any, Any], status: int, schema_of: dict[Any, Any]) -> di
         return said
     if isinstance(kind, str):
         return said | {"content": {kind: {"schema": {} if kind == JSON else {"type": "string"}}}}
-    said["content"] = {JSON: {"schema": schema_of[kind]}, MSGPACK: {"schema": schema_of[row.packed or kind]}}
+    other = [] if row.otherwise is None else [schema_of[row.otherwise]]
+    forms = {JSON: schema_of[kind], MSGPACK: schema_of[row.packed or kind]}
+    said["content"] = {
+        name: {"schema": {"anyOf": [schema, *other]} if other else schema} for name, schema in forms.items()
+    }
     if row.streams is not None:
         words = f"Each event's data is one {row.streams.__name__}."
         said["content"][EVENT_STREAM] = {"schema": {"type": "string", "description": words}}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -12,15 +12,20 @@ from quart import Response
 
 from prorld.domain.job import JobState
 from prorld.errors import Overloaded
+from prorld.export.formats import export
+from prorld.export.names import Format
 from prorld.http.encode import answer, wants_msgpack
 from prorld.http.holds import Holds
 from prorld.http.incoming import NoParameters, digest, given
 from prorld.http.routing import Call, NoBody, Route
+from prorld.kit.lanes import Lane
 from prorld.rollout.service import BatchService, RolloutService
 from prorld.wire.jobs import CancelAnswer, CancelJob, CancelJobs, JobPage, JobRecord, RequeueJob, SubmitJob
-from prorld.wire.trajectory import PackedTrajectory, Trajectory
+from prorld.wire.trajectory import ExportedTrajectory, PackedTrajectory, Trajectory
 
 __all__ = ["JobRoutes", "Wait"]
+
+EXPORT_THREADS: Final = 1
 
 
 class Wait(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,6 +44,12 @@ class JobQuery(msgspec.Struct, frozen=True, kw_only=True):
     next: Annotated[str, Meta(pattern="^[0-9]{1,18}$")] | UnsetType = UNSET
 
 
+class TrajectoryQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """``format`` asks for the rows of a trainer in place of the document."""
+
+    format: Format | UnsetType = UNSET
+
+
 class JobRoutes:
     """Jobs over HTTP. What a caller may see is the service's to say; the routes tell it who asks."""
 
@@ -46,6 +57,8 @@ class JobRoutes:
         self._service = service
         self._batches = batches
         self._holds = holds
+        # Rows of long trajectories are made of many small things, between which the loop has its turn.
+        self._exports = Lane("export", EXPORT_THREADS)
 
     def routes(self) -> list[Route[Any, Any]]:
         """The rows."""
@@ -82,7 +95,8 @@ class JobRoutes:
             Route(
                 method="GET", path="/v1/jobs/<job_id>/trajectory", name="get_trajectory",
                 summary="The trajectory of a job that is done", handler=self._trajectory,
-                query=NoParameters, body=NoBody, answers={200: Trajectory}, packed=PackedTrajectory,
+                query=TrajectoryQuery, body=NoBody, answers={200: Trajectory}, packed=PackedTrajectory,
+                otherwise=ExportedTrajectory,
                 errors=(404, 409, 410),
             ),
         ]  # fmt: skip
@@ -135,6 +149,12 @@ class JobRoutes:
         record, is_new = await self._service.requeue(call.path["job_id"], call.tenant, call.body.job_id)
         return answer(record, 201 if is_new else 200)
 
-    async def _trajectory(self, call: Call[NoParameters, NoBody]) -> Response:
+    async def _trajectory(self, call: Call[TrajectoryQuery, NoBody]) -> Response:
+        form = call.query.format
+        if isinstance(form, str):
+            document = await self._service.trajectory(call.path["job_id"], call.tenant)
+            rows = await self._exports.run(export, document, form, abandon_on_cancel=True)
+            job_id, verdict = document.job.job_id, document.verdict
+            return answer(ExportedTrajectory(format=form, job_id=job_id, verdict=verdict, rows=rows))
         fetch = self._service.packed_trajectory if wants_msgpack() else self._service.trajectory
         return answer(await fetch(call.path["job_id"], call.tenant))

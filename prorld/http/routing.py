@@ -52,7 +52,8 @@ class Call(Generic[QueryT, BodyT]):
 class Route(Generic[QueryT, BodyT]):
     """One route. ``answers`` are the types of its successes by status; ``errors`` the statuses beyond the common ones.
 
-    ``packed`` is what MessagePack carries where it differs from JSON; ``streams`` what server-sent events carry.
+    ``packed`` is what MessagePack carries where it differs from JSON; ``streams`` what server-sent events carry;
+    ``otherwise`` what a parameter may ask for in place of the answer.
     """
 
     method: Method
@@ -69,6 +70,7 @@ class Route(Generic[QueryT, BodyT]):
     is_public: bool = False
     packed: type[msgspec.Struct] | None = None
     streams: type[msgspec.Struct] | None = None
+    otherwise: type[msgspec.Struct] | None = None
 
     async def serve(self, **path: Any) -> Response:
         """Check who calls, decode, then ask the handler."""

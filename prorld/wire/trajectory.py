@@ -21,6 +21,7 @@ from prorld.wire.jobs import Drift, JobRecord
 __all__ = [
     "FORMAT",
     "BranchDoc",
+    "ExportedTrajectory",
     "PackedBranch",
     "PackedTrajectory",
     "StepReward",
@@ -96,6 +97,15 @@ class Trajectory(_Trajectory[BranchDoc], frozen=True, kw_only=True):
 
 class PackedTrajectory(_Trajectory[PackedBranch], frozen=True, kw_only=True):
     """The same with ``Accept: application/msgpack``."""
+
+
+class ExportedTrajectory(msgspec.Struct, frozen=True, kw_only=True):
+    """With ``?format=``: the rows that a trainer reads; what they are is the format's own."""
+
+    format: str
+    job_id: str
+    verdict: Verdict
+    rows: list[dict[str, Any]]
 
 
 def branch_doc(branch: Branch) -> BranchDoc:

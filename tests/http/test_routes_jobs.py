@@ -202,7 +202,7 @@ async def test_a_trajectory_arrives_bit_for_bit(client, world):
     world.service.find("a", None).finish()
     reply = await client.call("GET", "/v1/jobs/a/trajectory")
     assert msgspec.json.decode(reply.body, type=Trajectory) == await world.service.trajectory("a", None)
-    assert (await client.call("GET", "/v1/jobs/a/trajectory?format=verl")).code == "unknown_parameter"
+    assert (await client.call("GET", "/v1/jobs/a/trajectory?what=verl")).code == "unknown_parameter"
 
 
 async def test_events_long_poll_and_resume(client, world):
