@@ -30,7 +30,7 @@ def sums(count: int, seed: int) -> list[dict[str, Any]]:
     return [{"question": f"What is {a} plus {b}?", "answer": a + b} for a, b in pairs]
 
 
-class Curve(TrainerCallback):
+class Curve(TrainerCallback):  # type: ignore[misc]
     """One line of JSON for each step, on the terminal and in a file."""
 
     def __init__(self, path: Path | None) -> None:
@@ -39,7 +39,8 @@ class Curve(TrainerCallback):
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
         """A step has ended."""
         names = ("loss", "reward", "grad_norm", "frac_reward_zero_std", "completions/mean_length", "entropy")
-        line = json.dumps({"step": state.global_step} | {name: logs[name] for name in names if name in (logs or {})})
+        told = {name: value for name, value in (logs or {}).items() if name in names}
+        line = json.dumps({"step": state.global_step} | told)
         print(line, flush=True)
         if self._path is not None:
             with self._path.open("a") as file:

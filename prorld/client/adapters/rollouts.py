@@ -9,8 +9,10 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import groupby, repeat
+from math import fsum
 from typing import Any, NamedTuple
 
 import msgspec
@@ -24,7 +26,17 @@ from prorld.export.reading import is_usable
 from prorld.wire.batches import BatchEvent, BatchRecord, PackedBatchGroup, SubmitBatch
 from prorld.wire.trajectory import PackedTrajectory
 
-__all__ = ["NO_USABLE", "Group", "Prompt", "Rollout", "Rollouts", "instance_from"]
+__all__ = [
+    "NO_USABLE",
+    "Group",
+    "Prompt",
+    "Rollout",
+    "Rollouts",
+    "figures_of",
+    "instance_from",
+    "neutral_rewards",
+    "prompts_of",
+]
 
 NO_USABLE = "no_usable_rollout"
 BATCH_ENDED = "batch_ended_early"
@@ -36,6 +48,7 @@ _DIGEST_CHARS = 16
 # A spread needs two.
 _SPREAD_MIN = 2
 _FORGOTTEN = 410
+_CANCELLED = "group.cancelled"
 _ENDS_WITHOUT = frozenset({"group.failed", "group.filtered", "group.stale", "group.cancelled", "group.carried"})
 _RUN_BYTES = 6
 
@@ -62,13 +75,22 @@ class Rollout(NamedTuple):
         """Whether it may be trained on."""
         return self.document is not None and is_usable(self.document)
 
+    @property
+    def reward(self) -> float | None:
+        """Its reward, where it is usable."""
+        return None if self.document is None or not self.is_usable else self.document.reward
+
 
 class Group(NamedTuple):
-    """The rollouts of one prompt by sample index; ``place`` is the prompt's, ``reason`` says why there are none."""
+    """The rollouts of one prompt by sample index; ``place`` is the prompt's, ``reason`` says why there are none.
+
+    ``is_unfinished`` is one that was not needed any more; its prompt has not been used.
+    """
 
     place: int
     rollouts: list[Rollout]
     reason: str | None = None
+    is_unfinished: bool = False
 
 
 class Rollouts:
@@ -97,13 +119,15 @@ class Rollouts:
         *,
         is_eval: bool = False,
         target: int | None = None,
+        is_more: bool = False,
     ) -> list[Group]:
         """The rollouts of these prompts, in their order; with ``target`` it stops when so many groups are there.
 
-        What an earlier call handed out is acknowledged first: who asks for more has trained on that. Raises
-        ``ClientError`` where every group was wanted and not one rollout is usable.
+        What an earlier call handed out is acknowledged first, for who asks again has trained on that; with ``is_more``
+        it has not. Raises ``ClientError`` where every group was wanted and not one rollout is usable.
         """
-        self._acknowledge()
+        if not is_more:
+            self._acknowledge()
         groups: list[Group | None] = [None] * len(prompts)
         places: dict[int, list[int]] = {}
         for place, prompt in enumerate(prompts):
@@ -188,6 +212,43 @@ class Rollouts:
                 self.client.cancel_batch(batch_id, reason="the trainer left")
 
 
+def prompts_of(instances: Iterable[dict[str, Any]], names: Iterable[object] | None = None) -> list[Prompt]:
+    """Rows as trainers repeat them: neighbours with the same instance, and the same name, are samples of one prompt."""
+    rows = [(one, name) for one, name in zip(instances, repeat(None) if names is None else names, strict=False)]
+    runs = [[one for one, _ in some] for _, some in groupby(rows, key=_same)]
+    return [Prompt(run[0], len(run)) for run in runs]
+
+
+def _same(row: tuple[dict[str, Any], object]) -> tuple[bytes, str]:
+    return msgspec.json.encode(row[0], order="sorted"), str(row[1])
+
+
+def neutral_rewards(groups: Sequence[Group]) -> list[float]:
+    """A number for each rollout, for trainers that want one in every row: its reward where it is usable.
+
+    Any other one gets the mean of its group's usable ones, so that it moves no baseline; in a group without any, that
+    of all. Such a row has an empty mask. (The deviation within its group becomes a little smaller by it.)
+    """
+    known = [[one.reward for one in group.rollouts if one.reward is not None] for group in groups]
+    every = [reward for some in known for reward in some]
+    middle = fsum(every) / len(every) if every else 0.0
+    found: list[float] = []
+    for group, some in zip(groups, known, strict=True):
+        neutral = fsum(some) / len(some) if some else middle
+        found += [neutral if one.reward is None else one.reward for one in group.rollouts]
+    return found
+
+
+def figures_of(groups: Sequence[Group]) -> dict[str, float]:
+    """What a trainer logs beside its own: how many rollouts may be trained on, and how many of each other verdict."""
+    every = [one for group in groups for one in group.rollouts]
+    told = Counter(str(one.verdict) for one in every if not one.is_usable)
+    return {
+        "prorld/usable": float(sum(one.is_usable for one in every)),
+        **{f"prorld/unusable_{verdict}": float(count) for verdict, count in sorted(told.items())},
+    }
+
+
 def instance_from(value: Any, where: str) -> dict[str, Any]:
     """An instance as it stands in a row: a mapping, or its JSON. Raises ``ClientError`` that names the row."""
     if isinstance(value, str | bytes):
@@ -218,7 +279,7 @@ def _group_without(event: BatchEvent, size: int) -> Group:
     verdicts = event.verdicts if isinstance(event.verdicts, list) else [None] * size
     reason = f"{event.event}: {event.reason}" if isinstance(event.reason, str) else event.event
     rollouts = [Rollout(*end) for end in zip(job_ids, verdicts, strict=True)]
-    return Group(event.index if isinstance(event.index, int) else 0, rollouts, reason)
+    return Group(event.index if isinstance(event.index, int) else 0, rollouts, reason, event.event == _CANCELLED)
 
 
 def _missing(index: int, size: int) -> Group:

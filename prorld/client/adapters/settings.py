@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
@@ -29,7 +29,8 @@ class AdapterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """All of an adapter's settings; every one may be left out.
 
     ``run`` names a training run: with it, rollouts that a killed trainer asked for are found again. ``sampling`` goes
-    over what the trainer says. ``engines`` are ``KIND=URL``; left out, they are the trainer's own where the adapter can
+    over what the trainer says. ``branches`` says what stands for a rollout with several branches, where the trainer has
+    room for more than one row. ``engines`` are ``KIND=URL``; left out, they are the trainer's own where the adapter can
     find them, else those that the daemon has. ``rollouts_s`` is how long a batch may bring nothing before an adapter
     gives up, ``away_s`` how long the daemon may be gone, ``update_s`` how long an update of weights may take.
     """
@@ -45,6 +46,7 @@ class AdapterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     agent: AgentLimits = AgentLimits()
     timeouts: StageTimeouts = StageTimeouts()
     informative: InformativeRule = "all"
+    branches: Literal["last", "all"] = "last"
     max_attempts: Annotated[int, Meta(ge=1, le=10)] = 2
     priority: Annotated[int, Meta(ge=-1000, le=1000)] = 0
     engines: list[Annotated[str, Meta(min_length=3, max_length=2048)]] = []
@@ -102,8 +104,8 @@ def plain(value: Any) -> Any:
 def _plainer(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(name): item for name, item in value.items()}
+    if isinstance(value, Sequence):
+        return list(value)
     if hasattr(value, "tolist"):
         return value.tolist()
-    if hasattr(value, "__dict__") and not callable(value):
-        return {name: item for name, item in vars(value).items() if not name.startswith("_")}
     raise TypeError(f"a {type(value).__name__} is no plain data")

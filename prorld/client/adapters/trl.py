@@ -14,14 +14,13 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import msgspec
 
 from prorld.client.adapters.engines import publish, use_engines
-from prorld.client.adapters.rollouts import Prompt, Rollout, Rollouts, instance_from
+from prorld.client.adapters.rollouts import Rollout, Rollouts, instance_from, prompts_of
 from prorld.client.adapters.settings import BAD_SETTINGS, AdapterSettings, sampling_of, settings_from
 from prorld.client.errors import ClientError
 from prorld.export.trl import rollout
@@ -75,6 +74,8 @@ class ProrldRollouts:
         **more: Any,
     ) -> None:
         self._settings = settings_from(settings, **more)
+        if self._settings.branches != "last":
+            raise ClientError("TRL has one row for a rollout: branches must be 'last'", code=BAD_SETTINGS)
         if weights is not None and not Path(weights).is_absolute():
             raise ClientError(f"weights must be an absolute path, and not {str(weights)!r}", code=BAD_SETTINGS)
         self._rollouts = Rollouts(self._settings)
@@ -94,10 +95,9 @@ class ProrldRollouts:
         is_eval = not trainer.model.training
         self._prepare(trainer)
         instances = [self._instance(prompt, place) for place, prompt in enumerate(asked)]
-        runs = [(some[0], len(some)) for some in (list(group) for _, group in groupby(instances, key=_key))]
         step = f"{'eval' if is_eval else 'step'}{trainer.state.global_step}-p{trainer.accelerator.process_index}"
         sampling = sampling_of(_said(trainer.args), self._settings.sampling)
-        groups = self._rollouts.collect(step, [Prompt(*run) for run in runs], sampling, is_eval=is_eval)
+        groups = self._rollouts.collect(step, prompts_of(instances), sampling, is_eval=is_eval)
         return _columns([one for group in groups for one in group.rollouts], _filler(trainer.processing_class))
 
     def _instance(self, prompt: Any, place: int) -> dict[str, Any]:
@@ -155,10 +155,6 @@ def _with_own_head(model: Any, state: dict[str, Any]) -> dict[str, Any]:
     if head is None or head.weight is not model.get_input_embeddings().weight:
         return state
     return {**state, **{name: head.weight.detach().clone() for name in names}}
-
-
-def _key(instance: dict[str, Any]) -> bytes:
-    return msgspec.json.encode(instance, order="sorted")
 
 
 def _said(args: Any) -> dict[str, Any]:
