@@ -4,8 +4,11 @@
     python examples/trl_grpo.py --model DIR --weights /dev/shm/trl-weights     # the engines load each step's weights
     python examples/trl_grpo.py --model DIR                                    # the policy stays as it is
 
-Needs TRL 1.16 and a daemon with the handler ``calc``. The model is a directory with the tokenizer of the engine's model.
+Needs TRL 1.16, and a daemon with the handler ``calc``. The model is a directory with the engine's tokenizer.
 """
+
+# The trainer's packages are not there where this file is checked.
+# pyright: reportMissingImports=false
 
 from __future__ import annotations
 
@@ -57,6 +60,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=3, help="optimizer steps (default 3)")
     parser.add_argument("--prompts", type=int, default=2, help="prompts of a step (default 2)")
     parser.add_argument("--samples", type=int, default=4, help="rollouts of a prompt (default 4)")
+    parser.add_argument("--rows", type=int, default=2, help="rollouts in memory at once, a divisor of all (default 2)")
     parser.add_argument("--max-tokens", type=int, default=32, help="tokens of a turn (default 32)")
     parser.add_argument("--learning-rate", type=float, default=2e-5, help="(default 2e-5)")
     parser.add_argument("--threads", type=int, default=1, help="threads of PyTorch on a CPU (default 1)")
@@ -81,10 +85,10 @@ def main() -> None:
         instances = [json.loads(line) for line in args.instances.read_text().splitlines()]
     config = GRPOConfig(
         output_dir=str(args.out), max_steps=args.steps, learning_rate=args.learning_rate, logging_steps=1,
-        per_device_train_batch_size=args.samples, gradient_accumulation_steps=args.prompts, num_generations=args.samples,
-        max_completion_length=args.max_tokens, temperature=1.0, beta=0.0, loss_type="dapo", epsilon_high=0.28,
-        lr_scheduler_type="constant", bf16=False, activation_checkpointing=False, save_strategy="no", report_to=[],
-        use_cpu=not torch.cuda.is_available(),
+        per_device_train_batch_size=args.rows, gradient_accumulation_steps=batch // args.rows,
+        num_generations=args.samples, max_completion_length=args.max_tokens, temperature=1.0, beta=0.0,
+        loss_type="dapo", epsilon_high=0.28, lr_scheduler_type="constant", bf16=False,
+        activation_checkpointing=False, save_strategy="no", report_to=[], use_cpu=not torch.cuda.is_available(),
     )  # fmt: skip
     trainer = GRPOTrainer(
         model=model, processing_class=tokenizer, reward_funcs=reward, rollout_func=rollouts, args=config,

@@ -137,10 +137,10 @@ def columns_of_groups(
 
     A rollout that does not fit into verl's lengths is no result of the policy either: its row is masked, too.
     """
-    rewards = iter(neutral_rewards(groups))
+    rewards, every = iter(neutral_rewards(groups)), _mean_parts([one for group in groups for one in group.rollouts])
     outputs: list[dict[str, Any]] = []
     for group in groups:
-        parts = _mean_parts([one for one in group.rollouts if one.is_usable])
+        parts = every | _mean_parts(group.rollouts)
         for one in group.rollouts:
             output = _output(one, next(rewards), parts, pad_id)
             fits = len(output["prompt_ids"]) <= prompt_length and len(output["response_ids"]) <= response_length
@@ -158,9 +158,9 @@ def columns_of_groups(
     }
 
 
-def _mean_parts(usable: Sequence[Rollout]) -> dict[str, float]:
-    """The mean of each part of the reward: what stands in rows that have none of their own."""
-    told = [one.document.job.reward_parts for one in usable if one.document is not None]
+def _mean_parts(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """The mean of each part of the usable ones' rewards: what stands in rows that have none of their own."""
+    told = [one.document.job.reward_parts for one in rollouts if one.document is not None and one.is_usable]
     names = sorted({name for parts in told for name in parts})
     known = {name: [parts[name] for parts in told if name in parts] for name in names}
     return {name: sum(values) / len(values) for name, values in known.items()}

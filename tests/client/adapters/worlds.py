@@ -12,8 +12,8 @@ import pytest
 from prorld.testing.scripted_engine.script import Fault, Script, ScriptedPlay
 from tests.daemon.support import Started, daemon, scripted_engine
 
-# Whether a rollout of these is right is decided by lot, for each of a group's samples by itself. The wrong one is longer,
-# or a loss over tokens would be nothing at the first look.
+# Whether a rollout of these is right is decided by lot, for each of a group's samples by itself. The wrong one is the
+# longer one, or a loss over tokens would be nothing at the first look.
 RIGHT_OR_WRONG = Script(turns=["ANSWER: 42", "ANSWER: 4300000"], pick="lot")
 
 needs_calc = pytest.mark.skipif(
