@@ -6,6 +6,7 @@ import json
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -18,19 +19,23 @@ from prorld.cli.export import instant
 from prorld.cli.export_parquet import ROWS_PER_GROUP
 from prorld.cli.extras import cure
 from prorld.domain.outcome import Verdict
+from prorld.export.formats import export
+from prorld.export.names import FORMATS
 from prorld.store import schema
 from prorld.store.archive import ROWS_PER_LOOK
 from prorld.store.jobs import JobAccepted, JobEnded
 from prorld.store.journal import Change, Journal
+from prorld.wire.codec import encode
 from prorld.wire.jobs import JobRecord
 from prorld.wire.trajectory import Trajectory, unpacked
+from tests.export.documents import compacted, packed_document, tools
 from tests.store.made import accepted, branch, ended
 
 ROOT = Path(__file__).parents[2]
 
 
-def write(directory: Path, n: int = 6) -> list[JobEnded]:
-    """A journal with a live job and so many that ended, every other one to train on."""
+def write(directory: Path, n: int = 6, *, documents: Sequence[Trajectory] = ()) -> list[JobEnded]:
+    """A journal with a live job and so many that ended, every other one to train on; with these documents if given."""
     directory.mkdir(exist_ok=True)
     made = [
         ended(
@@ -40,6 +45,9 @@ def write(directory: Path, n: int = 6) -> list[JobEnded]:
         )
         for serial in range(1, n + 1)
     ]
+    for place, document in enumerate(documents):
+        stored = msgspec.structs.replace(made[place].stored, trajectory=packed_document(document))
+        made[place] = msgspec.structs.replace(made[place], stored=stored)
 
     async def main() -> None:
         journal = Journal(directory)
@@ -154,6 +162,40 @@ def test_parquet_of_records_and_of_nothing(cli, tmp_path):
     found = parquet.ParquetFile(target)
     assert found.metadata.num_rows == 0
     assert "token_ids" in found.schema_arrow.names
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_trainers_rows_are_those_of_the_exporter(cli, kept, form):
+    """One a line, as keyword arguments or columns; jobs that gave none are counted."""
+    code, out, err = cli("export", "--format", form)
+    made = [export(change.stored.trajectory, form) for change in kept]
+    assert [json.loads(line) for line in out.splitlines()] == [json.loads(encode(row)) for rows in made for row in rows]
+    assert code == 0
+    empty = sum(not rows for rows in made)
+    assert err == (f"{sum(map(len, made))} rows of 6 jobs, {empty} of which gave none\n" if empty else "")
+
+
+def test_a_job_that_a_format_has_no_place_for_is_named_and_left_out(cli, tmp_path):
+    """The others are written; the exit code says that not all were."""
+    fork, plain = compacted(), tools()
+    write(tmp_path / "state", 2, documents=[fork, plain])
+    target = tmp_path / "rows.jsonl"
+    code, _, err = cli("export", "--format", "openrlhf", "-o", str(target))
+    assert code == 1
+    assert [json.loads(line)["reward"] for line in target.read_text().splitlines()] == [1.0]
+    assert "job compacted has 2 branches, and OpenRLHF has one row for a rollout" in err
+    assert "1 row of 1 job in" in err
+    assert "1 job can't be said in this format and is left out" in err
+
+
+def test_a_format_that_there_is_not_and_one_without_trajectories_are_refused(cli, kept):
+    """What was probably meant is named."""
+    code, _, err = cli("export", "--format", "nemo-rl")
+    assert code == 2
+    assert "did you mean nemo_rl?" in err
+    code, _, err = cli("export", "--format", "verl", "--no-trajectories")
+    assert code == 2
+    assert "leave --no-trajectories out" in err
 
 
 def test_without_pyarrow_it_says_what_to_install(cli, kept, tmp_path, monkeypatch):

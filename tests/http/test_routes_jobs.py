@@ -7,8 +7,11 @@ import pytest
 import trio
 
 from prorld.domain.outcome import OutcomeKind
+from prorld.export.formats import export
+from prorld.export.names import FORMATS
 from prorld.wire.jobs import JobRecord
 from prorld.wire.trajectory import Trajectory
+from tests.export.documents import compacted
 from tests.http.raw_client import open_fds, until
 
 JOB = {"job_id": "a", "handler": "math", "instance": {"q": "1+1"}, "group_id": "g", "metadata": {"k": [1]}}
@@ -203,6 +206,37 @@ async def test_a_trajectory_arrives_bit_for_bit(client, world):
     reply = await client.call("GET", "/v1/jobs/a/trajectory")
     assert msgspec.json.decode(reply.body, type=Trajectory) == await world.service.trajectory("a", None)
     assert (await client.call("GET", "/v1/jobs/a/trajectory?what=verl")).code == "unknown_parameter"
+
+
+async def test_a_trajectory_in_a_trainers_format(client, world):
+    """The rows of the exporter, in JSON or MessagePack; a format that there is not is refused by name."""
+    await client.call("POST", "/v1/jobs", JOB)
+    assert (await client.call("GET", "/v1/jobs/a/trajectory?format=verl")).code == "not_done"
+    world.service.find("a", None).finish()
+    document = await world.service.trajectory("a", None)
+    for form in FORMATS:
+        reply = await client.call("GET", f"/v1/jobs/a/trajectory?format={form}")
+        said = {"format": form, "job_id": "a", "verdict": "use", "rows": export(document, form)}
+        assert reply.json == msgspec.json.decode(msgspec.json.encode(said))
+    packed = await client.call("GET", "/v1/jobs/a/trajectory?format=verl", headers={"Accept": "application/msgpack"})
+    assert msgspec.msgpack.decode(packed.body)["rows"] == export(document, "verl")
+    wrong = await client.call("GET", "/v1/jobs/a/trajectory?format=verk")
+    assert (wrong.status, wrong.code, wrong.json["error"]["details"]) == (400, "invalid_field", {"path": "$.format"})
+
+
+async def test_a_rollout_that_a_format_has_no_place_for_is_409(client, world, monkeypatch):
+    """By a code of its own, and with words that say why."""
+    await client.call("POST", "/v1/jobs", JOB)
+    world.service.find("a", None).finish()
+
+    async def fork(job_id, tenant):
+        return compacted()
+
+    monkeypatch.setattr(world.service, "trajectory", fork)
+    reply = await client.call("GET", "/v1/jobs/a/trajectory?format=openrlhf")
+    assert (reply.status, reply.code) == (409, "several_branches")
+    assert "2 branches" in reply.json["error"]["message"]
+    assert len((await client.call("GET", "/v1/jobs/a/trajectory?format=verl")).json["rows"]) == 2
 
 
 async def test_events_long_poll_and_resume(client, world):
