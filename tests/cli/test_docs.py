@@ -22,7 +22,10 @@ from prorld.testing.fake_sandbox import FakeRuntime
 from prorld.testing.jobs import run_handler
 
 ROOT = Path(__file__).parents[2]
-PAGES = ["README.md", "ARCHITECTURE.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
+DOCS = sorted(
+    path.relative_to(ROOT).as_posix() for part in ("*.md", "trainers/*.md") for path in (ROOT / "docs").glob(part)
+)
+PAGES = ["README.md", "ARCHITECTURE.md", *DOCS]
 SOURCE = "\n".join(path.read_text() for path in sorted((ROOT / "prorld").rglob("*.py")))
 
 

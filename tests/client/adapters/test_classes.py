@@ -47,7 +47,10 @@ def verl_batch(samples: int) -> Any:
         "data_source": numpy.array(["sums", "sums"], dtype=object),
         "extra_info": numpy.array([{"instance": one, "index": n} for n, one in enumerate(instances)], dtype=object),
     }
-    batch = protocol.DataProto.from_dict(tensors={}, non_tensors=rows, meta_info={"global_steps": 1, "pad_token_id": 0})
+    # Its data sets put a tensor into each row, so that there is one.
+    tensors = {"dummy_tensor": pytest.importorskip("torch").zeros((2, 1))}
+    meta = {"global_steps": 1, "pad_token_id": 0}
+    batch = protocol.DataProto.from_dict(tensors=tensors, non_tensors=rows, meta_info=meta)
     return batch.repeat(repeat_times=samples, interleave=True)
 
 

@@ -200,7 +200,7 @@ def test_engines_of_a_trainer_become_those_of_the_policy(tmp_path: Path) -> None
         ({"run": "../x"}, "run"),
         ({"engines": ["http://x"]}, "KIND=URL"),
         ({"engines": ["quantum=http://127.0.0.1:1"]}, "engines"),
-        ({"sampling": {"temprature": 1}}, "temprature"),
+        ({"sampling": {"warmth": 1}}, "warmth"),
         ({"agent": {"max_turns": 0}}, "max_turns"),
         ({"rollouts_s": -1}, "rollouts_s"),
         ({"handler": object()}, "plain data"),
