@@ -1,6 +1,6 @@
 """The adapters for verl and SkyRL with the trainers' real classes: what they return is what the trainers work on.
 
-They need packages beside those of ``scripts/trainers``: ``scripts/trainers --more`` puts them there.
+They need packages beside those of ``scripts/trainers``: ``scripts/trainers-more`` puts them there.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.client.adapters.worlds import needs_calc, sums, talkative, world
 from tests.daemon.support import Started
 
 # What these packages say of each other's old names is theirs.
-pytestmark = [pytest.mark.real, needs_calc, pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.real, pytest.mark.slow, needs_calc, pytest.mark.filterwarnings("ignore")]
 
 
 @pytest.fixture(scope="module")
