@@ -159,13 +159,13 @@ def test_the_example_trains_a_real_model_on_a_real_engine(tmp_path: Path, capsys
         daemon(tmp_path, None, "--backend", f"vllm={server.url}", settings=settings, talkative=True) as here,
         here.client() as client,
     ):
-        more = ["--run", "real", "--weights", str(tmp_path / "weights"), "--prompts", "3", "--samples", "8"]
+        more = ["--run", "real", "--weights", str(tmp_path / "weights"), "--prompts", "2", "--samples", "4"]
         steps = curve(tmp_path, here.state, model, *more)
         with capsys.disabled():
             sys.stdout.write("".join(f"\n    {step}" for step in steps))
         assert_it_learns(steps, 3)
         assert client.policy("default").version == 3
         versions = [job.policy_versions for job in client.list(limit=200).items]
-        assert len(versions) == 3 * 3 * 8
+        assert len(versions) == 3 * 2 * 4
         assert sorted({version for several in versions for version in several}) == [1, 2, 3]
         assert all(len(several) == 1 for several in versions)
