@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
@@ -42,7 +43,7 @@ def verl_batch(samples: int) -> Any:
     """A batch as verl's trainer has it before a rollout: uids, instances, repeated in place."""
     numpy, protocol = pytest.importorskip("numpy"), pytest.importorskip("verl.protocol")
     instances = sums(2, first=1)
-    rows = {
+    rows: dict[str, Any] = {
         "uid": numpy.array(["a", "b"], dtype=object),
         "data_source": numpy.array(["sums", "sums"], dtype=object),
         "extra_info": numpy.array([{"instance": one, "index": n} for n, one in enumerate(instances)], dtype=object),
@@ -58,9 +59,8 @@ def test_verl_works_on_what_it_gets(here: Started) -> None:
     """Its own class, its own union with the batch, its own reward and advantage."""
     pytest.importorskip("verl.experimental.agent_loop.agent_loop")
     torch = pytest.importorskip("torch")
-    from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage  # noqa: PLC0415
-    from verl.trainer.ppo.reward import extract_reward  # noqa: PLC0415
-    from verl.utils.import_utils import load_class_from_fqn  # noqa: PLC0415
+    algorithms, reward = import_module("verl.trainer.ppo.core_algos"), import_module("verl.trainer.ppo.reward")
+    load_class_from_fqn = import_module("verl.utils.import_utils").load_class_from_fqn
 
     name = "prorld.client.adapters.verl.ProrldAgentLoopManager"
     manager = load_class_from_fqn(name, "AgentLoopManager").create(config=verl_config(here), llm_client=None)
@@ -70,14 +70,16 @@ def test_verl_works_on_what_it_gets(here: Started) -> None:
     assert {"timing", "reward_extra_keys"} <= out.meta_info.keys()
     out.meta_info.pop("timing")
     whole = batch.union(out)
-    scores, extra = extract_reward(whole)
+    scores, extra = reward.extract_reward(whole)
     assert scores.sum(-1).tolist() == [1.0] * 6
     assert list(extra["prorld_usable"]) == [1.0] * 6
     assert whole.batch["responses"].shape == whole.batch["response_mask"].shape == (6, 100)
     assert whole.batch["input_ids"].shape == whole.batch["position_ids"].shape == (6, 500)
     assert (whole.batch["rollout_log_probs"][whole.batch["response_mask"] == 0] == 0).all()
     assert any(0 in row[: row.index(1) + 40] for row in whole.batch["response_mask"].tolist())
-    advantages, _ = compute_grpo_outcome_advantage(scores, whole.batch["response_mask"], whole.non_tensor_batch["uid"])
+    advantages, _ = algorithms.compute_grpo_outcome_advantage(
+        scores, whole.batch["response_mask"], whole.non_tensor_batch["uid"]
+    )
     assert torch.isfinite(advantages).all()
 
     async def within() -> Any:
@@ -96,18 +98,15 @@ def test_skyrl_takes_what_it_gets(here: Started, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("typing.TypedDict", typing_extensions.TypedDict)
     base = pytest.importorskip("skyrl.train.generators.base", exc_type=ImportError)
     utils = pytest.importorskip("skyrl.train.utils.trainer_utils", exc_type=ImportError)
-    from skyrl.train.generators.utils import (  # noqa: PLC0415
-        get_metrics_from_generator_output,
-        prepare_generator_input,
-    )
+    inputs = import_module("skyrl.train.generators.utils")
 
     from prorld.client.adapters.skyrl import ProrldGenerator  # noqa: PLC0415
 
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"prompt": [], "env_class": None, "env_extras": {"instance": one}, "uid": f"u{n}"}
         for n, one in enumerate(sums(2, first=1))
     ]
-    asked, uids = prepare_generator_input(rows, 3, {"temperature": 1.0, "max_tokens": 32}, "none", "train", 1)
+    asked, uids = inputs.prepare_generator_input(rows, 3, {"temperature": 1.0, "max_tokens": 32}, "none", "train", 1)
     assert set(asked) <= set(base.GeneratorInput.__annotations__)
     for step_wise in (False, True):
         generator = ProrldGenerator(state_dir=str(here.state), handler="calc", step_wise=step_wise)
@@ -116,7 +115,7 @@ def test_skyrl_takes_what_it_gets(here: Started, monkeypatch: pytest.MonkeyPatch
         assert set(out) <= set(base.GeneratorOutput.__annotations__)
         metrics = out.pop("rollout_metrics")
         utils.validate_generator_output(len(asked["prompts"]), out, step_wise=step_wise)
-        assert get_metrics_from_generator_output(out, uids)["avg_score"] == 1.0
+        assert inputs.get_metrics_from_generator_output(out, uids)["avg_score"] == 1.0
         assert metrics == {"prorld/usable": 6.0}
 
 

@@ -15,7 +15,8 @@ import pytest
 
 from prorld.client import ClientError
 from prorld.client.adapters import skyrl, slime, verl
-from prorld.client.adapters.rollouts import Group, Rollout
+from prorld.client.adapters.rollouts import Group, Rollout, prompts_of
+from prorld.client.adapters.settings import sampling_of
 from prorld.client.adapters.trl import ProrldRollouts, prompts, reward
 from prorld.domain.outcome import Verdict
 from tests.client.adapters.worlds import needs_calc, sums, talkative, world
@@ -72,6 +73,8 @@ class Source:
             for n, one in enumerate(instances)
         ]
         self.returned: list[list[Sample]] = []
+        # Where the adapter keeps itself.
+        self.prorld_adapter: Any = None
 
     def get_samples(self, count: int) -> list[list[Sample]]:
         taken, self._groups = self._groups[:count], self._groups[count:]
@@ -190,7 +193,7 @@ def test_skyrl_gets_trajectories_in_order(here: Started, step_wise: bool) -> Non
 def masked(here: Started) -> list[Group]:
     """Two groups of real rollouts: in the first one is masked and one was lost; the second was lost whole."""
     own = skyrl.ProrldGenerator(state_dir=str(here.state), handler="calc")
-    groups = own._rollouts.collect("step0", [skyrl.prompts_of(sums(1, first=1) * 4)[0]], skyrl.sampling_of({}))
+    groups = own._rollouts.collect("step0", prompts_of(sums(1, first=1) * 4), sampling_of({}))
     own.close()
     [group] = groups
     rollouts = list(group.rollouts)

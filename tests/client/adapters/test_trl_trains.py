@@ -99,7 +99,7 @@ def test_no_masked_token_is_trained(tmp_path: Path) -> None:
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "model")
     seen: list[Any] = []
 
-    class Watched(trl.GRPOTrainer):
+    class Watched(trl.GRPOTrainer):  # type: ignore[misc, name-defined]
         def _get_per_token_logps_and_entropies(self, *args: Any, **fields: Any) -> Any:
             found = super()._get_per_token_logps_and_entropies(*args, **fields)
             if found[0].requires_grad:
