@@ -23,6 +23,7 @@ SHELL_FILES = [
     "scripts/tokenizers",
     "scripts/trainer-classes",
     "scripts/trainers",
+    "scripts/trainers-more",
     "scripts/uv-settings",
     "scripts/vllm",
 ]
@@ -329,7 +330,7 @@ def test_vllm_is_wanted_for_engines_and_never_in_a_hurry(
     makes = "mkdir -p .tools/vllm/bin && : >.tools/vllm/bin/python && chmod +x .tools/vllm/bin/python"
     (tmp_path / "scripts/vllm").write_text(f"#!/bin/sh\n: >asked\n{makes if can_be_had else 'exit 69'}\n")
     (tmp_path / "scripts/system-packages").write_text("#!/bin/sh\nexit 69\n")
-    for name in ("trainers", "trainer-classes"):
+    for name in ("trainers", "trainer-classes", "trainers-more"):
         (tmp_path / "scripts" / name).write_text("#!/bin/sh\nexit 0\n")
     (tmp_path / ".venv/bin/pytest").write_text('#!/bin/sh\necho "ran with ${PRORLD_TEST_VLLM:-nothing}"\n')
     for name in (
@@ -337,6 +338,7 @@ def test_vllm_is_wanted_for_engines_and_never_in_a_hurry(
         "scripts/system-packages",
         "scripts/trainers",
         "scripts/trainer-classes",
+        "scripts/trainers-more",
         ".venv/bin/pytest",
     ):
         (tmp_path / name).chmod(0o755)
@@ -348,7 +350,9 @@ def test_vllm_is_wanted_for_engines_and_never_in_a_hurry(
     assert ("not everything is here" in ended.stderr) is (code == 69)
 
 
-@pytest.mark.parametrize("name", ["vllm.txt", "vllm-overrides.txt", "trainers.txt", "trainer-classes.txt"])
+@pytest.mark.parametrize(
+    "name", ["vllm.txt", "vllm-overrides.txt", "trainers.txt", "trainer-classes.txt", "trainers-more.txt"]
+)
 def test_what_vllm_needs_is_named_without_an_address(name: str):
     """Names and versions only."""
     text = (ROOT / "requirements" / name).read_text()

@@ -14,7 +14,7 @@ from prorld.export.reading import Document, NotExportable, branch_of_row, lists,
 from prorld.export.rows import Row
 from prorld.wire.trajectory import Trajectory
 
-__all__ = ["agent_loop_outputs", "dataproto_columns"]
+__all__ = ["agent_loop_outputs", "columns_of_outputs", "dataproto_columns"]
 
 # What verl's own agent loops put beside a log-probability that is none, and into padding.
 _NO_LOGPROB = 0.0
@@ -77,6 +77,17 @@ def dataproto_columns(
     off: a row that is longer than its column is refused with ``too_long``.
     """
     outputs = [output for document in documents for output in agent_loop_outputs(document)]
+    return columns_of_outputs(outputs, pad_id=pad_id, prompt_length=prompt_length, response_length=response_length)
+
+
+def columns_of_outputs(
+    outputs: Sequence[dict[str, Any]],
+    *,
+    pad_id: int,
+    prompt_length: int | None = None,
+    response_length: int | None = None,
+) -> dict[str, Any]:
+    """The same of what ``agent_loop_outputs`` gave, a row for each."""
     prompts = _width(outputs, "prompt_ids", prompt_length)
     responses = _width(outputs, "response_ids", response_length)
     batch: dict[str, list[list[Any]]] = {name: [] for name in _BATCH}
