@@ -16,13 +16,14 @@ if TYPE_CHECKING:
     import msgspec
 
     from prorld.bench.figures import Aim
+    from prorld.bench.learn_figures import LearnPlan
 
 PlanT = TypeVar("PlanT")
 WalledT = TypeVar("WalledT", bound="msgspec.Struct")
 
 SUMMARY = "measure what the service and sandboxes cost"
 
-_WHAT = ("orchestration", "transport", "tools", "sandboxes", "dapo", "queue", "crash")
+_WHAT = ("orchestration", "transport", "tools", "sandboxes", "dapo", "queue", "crash", "learn", "learn-async")
 
 # The flags of ``orchestration`` that set a number of its plan, and what each counts.
 _COUNTS = {
@@ -44,6 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "tools: a command and a cell in our sessions, beside tmux, SWE-ReX and a process for each. sandboxes: start\n"
         "and end beside the bare runtime, memory, many at once, and what is left. dapo: five ways to collect groups\n"
         "that training can learn from. queue: thousands of jobs that wait. crash: a daemon that is killed at random.\n"
+        "learn: a small model that learns on the processor, once a seed (needs prorld[torch] and a vLLM).\n"
+        "learn-async: the same, synchronously and asynchronously.\n"
         "Figures of CPU hold on a busy machine, too; of times, trust the ratios. docs/bench.md explains each."
     )
     parser.epilog = epilog(
@@ -57,6 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("prorld bench dapo --check", "batches beside what trainers do without them, ten minutes"),
         ("prorld bench queue --check", "ten thousand jobs that wait, half of them cancelled in one call"),
         ("prorld bench crash --kills 200 --check", "kill the daemon again and again: is all that it told still true?"),
+        ("prorld bench learn --seeds 0,1 --check", "does reward rise? half an hour a seed on two cores"),
     )
     parser.add_argument("what", choices=_WHAT, help="what to measure")
     for name, what in _COUNTS.items():
@@ -75,9 +79,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     crash = parser.add_argument_group("crash")
     crash.add_argument("--kills", type=positive, metavar="N", help="how often the daemon is killed")
     crash.add_argument("--seed", type=int, metavar="N", help="other instants")
+    learning = parser.add_argument_group("learn and learn-async")
+    learning.add_argument("--seeds", type=_seeds, metavar="N,N", help="a run for each (default 0,1)")
+    learning.add_argument("--engine", choices=("vllm", "embedded"), help="(default vllm)")
+    learning.add_argument("--python", metavar="PATH", help="a Python that has vLLM")
+    learning.add_argument("--model", metavar="PATH", help="as in learn-demo")
+    learning.add_argument("--steps", type=positive, metavar="N", help="optimizer steps (default 20)")
+    learning.add_argument("--keep", metavar="DIR", help="leave the runs and their curves there")
     parser.add_argument("--quick", action="store_true", help="all from tools on: a look, and no proof")
     parser.add_argument("--check", action="store_true", help="exit 1 when an aim is missed")
     add_json_option(parser)
+
+
+def _seeds(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of numbers, as in 0,1") from None
 
 
 def _seconds(text: str) -> float:
@@ -100,6 +118,8 @@ def run(args: argparse.Namespace) -> int:
         "dapo": _dapo,
         "queue": _queue,
         "crash": _crash,
+        "learn": _learn,
+        "learn-async": _learn_async,
     }
     return benches[args.what](args)
 
@@ -182,6 +202,37 @@ def _crash(args: argparse.Namespace) -> int:
     plan = msgspec.structs.replace(plan, **changes)
     figures = run_trio(partial(run_crash, plan, note))
     return _end(args, figures, AIMS, missed(figures, plan))
+
+
+def _learn(args: argparse.Namespace) -> int:
+    from prorld.bench.learn import run_learn
+    from prorld.bench.learn_figures import AIMS, missed
+    from prorld.cli.running import run_trio
+
+    figures = run_trio(partial(run_learn, _learn_plan(args), note))
+    return _end(args, figures, AIMS, missed(figures))
+
+
+def _learn_async(args: argparse.Namespace) -> int:
+    from prorld.bench.learn import run_learn_async
+    from prorld.bench.learn_figures import MODES
+    from prorld.cli.running import run_trio
+
+    return _end(args, run_trio(partial(run_learn_async, _learn_plan(args), note)), (), (), walls=MODES)
+
+
+def _learn_plan(args: argparse.Namespace) -> LearnPlan:
+    import msgspec
+
+    from prorld.bench.learn_figures import LearnPlan
+    from prorld.cli.train import must_have_torch
+
+    must_have_torch()
+    plan = LearnPlan.quick() if args.quick else LearnPlan()
+    names = ("seeds", "engine", "python", "model", "steps", "keep")
+    return msgspec.structs.replace(
+        plan, **{name: getattr(args, name) for name in names if getattr(args, name) is not None}
+    )
 
 
 def _walled_plan(args: argparse.Namespace, plan: WalledT, names: Iterable[str]) -> WalledT:

@@ -1,0 +1,136 @@
+"""``prorld train``: the reference trainer on a daemon that runs."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING, Self
+
+from prorld.cli.common import add_client_options, add_json_option, client_of, epilog
+from prorld.cli.exits import Exit, UsageError
+from prorld.cli.train_flags import add_flags, chosen
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from prorld.client import Client
+    from prorld.train.records import EndRecord
+    from prorld.train.run_config import RunSettings
+
+SUMMARY = "train a model with GRPO or DAPO on rollouts of a daemon"
+CURE = "prorld train needs PyTorch: `./just extra torch`, or pip install 'prorld[torch]'"
+# How long a daemon may be away, for calls that name no patience of their own.
+PATIENCE_S = 600.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.description = (
+        "Trains a model on what a daemon's rollouts come to: groups of a batch a step, one optimizer step on them,\n"
+        "the new weights to the daemon's engines, and again. GRPO with DAPO's clipping, token-level loss and dynamic\n"
+        "sampling; importance weights from the log-probabilities that the engines recorded.\n"
+        "\n"
+        "It may be killed at any moment, and so may the daemon: the same command goes on, and no group is used twice.\n"
+        "Ctrl-C ends after the step with a checkpoint. In --out: metrics.jsonl (a line for each step), curve.png,\n"
+        "state.json and checkpoints/. The file of --config has the same settings as the flags, which win.\n"
+        "\n"
+        "The engines have to be able to load weights: vLLM as `prorld engine start vllm` starts it, or the embedded\n"
+        "one (--hand-over gguf). `prorld learn-demo` does all of it by itself. docs/train.md explains everything."
+    )
+    parser.epilog = epilog(
+        ("prorld train --config run.toml", "a run from a file"),
+        ("prorld train --config run.toml --steps 200", "... and later on, for more steps"),
+        ("prorld train --model M --handler calc --generator prorld_calc.generate", "endless instances of a plugin"),
+        ("prorld train --model M --prompts tasks.jsonl --rule all --loss sample", "GRPO as it was"),
+        ("prorld train --model M --prompts tasks.jsonl --mode async", "rollouts never wait for training"),
+        ("prorld train --model M --prompts tasks.jsonl --hand-over lora --lora-rank 16", "an adapter, for vLLM"),
+    )
+    parser.add_argument("--config", metavar="FILE", help="TOML file of settings")
+    add_flags(parser)
+    add_client_options(parser)
+    add_json_option(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Train until the end, or until told to stop."""
+    from prorld.client.find import state_dir
+    from prorld.train.run_config import read_settings
+
+    must_have_torch()
+    settings = read_settings(args.config, chosen(args))
+    use_threads(settings)
+    with client_of(args, patience_s=PATIENCE_S) as client, StopFlag() as should_stop:
+        end = train(settings, client, should_stop, state_dir=str(state_dir(args.state_dir)), as_json=args.json)
+    return Exit.INTERRUPTED if end.why == "interrupted" else Exit.OK
+
+
+def must_have_torch() -> None:
+    """Told in one line, before anything is started."""
+    from importlib.util import find_spec
+
+    if any(find_spec(name) is None for name in ("torch", "transformers")):
+        raise UsageError(CURE)
+
+
+def use_threads(settings: RunSettings) -> None:
+    """Before torch is imported: what lies below it reads this once."""
+    import os
+
+    os.environ.setdefault("OMP_NUM_THREADS", str(settings.learn.threads))
+
+
+def train(
+    settings: RunSettings,
+    client: Client,
+    should_stop: Callable[[], bool],
+    *,
+    state_dir: str,
+    as_json: bool,
+) -> EndRecord:
+    """One life of the run; nobody else writes to its directory meanwhile."""
+    from pathlib import Path
+
+    from prorld.cli.own_file import own_file
+    from prorld.cli.train_screen import screen_of
+    from prorld.train.learner import open_learner
+    from prorld.train.loop import Trainer
+
+    out = Path(settings.out)
+    out.mkdir(parents=True, exist_ok=True)
+    with own_file(str(out / "lock")), screen_of(settings, as_json=as_json) as screen:
+        screen.say(f"loading {settings.model}")
+        learner = open_learner(settings.model, settings.learn)
+        return Trainer(settings, client, learner, screen, should_stop=should_stop, state_dir=Path(state_dir)).run()
+
+
+class StopFlag:
+    """Ctrl-C and SIGTERM as something to ask for, while it is entered; the second one ends at once."""
+
+    def __init__(self) -> None:
+        self._told = False
+
+    def __call__(self) -> bool:
+        """Whether to stop."""
+        return self._told
+
+    def tell(self) -> None:
+        """Stop."""
+        self._told = True
+
+    def __enter__(self) -> Self:
+        import signal
+
+        self._before = {name: signal.signal(name, self._on_signal) for name in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        import signal
+
+        for name, handler in self._before.items():
+            signal.signal(name, handler)
+
+    def _on_signal(self, *_: object) -> None:
+        if self._told:
+            raise KeyboardInterrupt
+        self._told = True
+        sys.stderr.write("\nending after this step, with a checkpoint; once more ends at once\n")

@@ -1,0 +1,108 @@
+"""New weights for the engines: written where they can read them, loaded, and the old ones taken away."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from prorld.client import Client, ClientError
+from prorld.domain.policy import How
+from prorld.train.rollouts import AWAY_S
+from prorld.train.run_config import RunSettings
+from prorld.train.shapes import Learner
+from prorld.wire.policies import PolicyUpdate
+
+__all__ = ["Published", "Publisher", "default_directory"]
+
+# A daemon that ended in the middle is asked again; one that can't load them is not asked for ever.
+TRIES = 5
+PAUSE_S = 2.0
+_AGAIN = frozenset({"interrupted", "no_backend"})
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - a directory of the user's own is made in it
+
+
+class Published(NamedTuple):
+    """How long it took to write them, and until the engines had them."""
+
+    hand_over_s: float
+    update_s: float
+
+
+def default_directory(run_id: str, out: Path) -> Path:
+    """Where weights are handed over when nobody says so: in shared memory, else beside the run."""
+    return _SHARED_MEMORY / f"prorld-{run_id}" if _SHARED_MEMORY.is_dir() else (out / "weights").absolute()
+
+
+class Publisher:
+    """Hands over each version once, and again to engines that missed it."""
+
+    def __init__(
+        self, client: Client, learner: Learner, settings: RunSettings, root: Path, warn: Callable[[str], None]
+    ) -> None:
+        self._client, self._learner, self._settings, self._root, self._warn = client, learner, settings, root, warn
+        self._path: Path | None = None
+        self._version = -1
+
+    def version(self) -> int:
+        """The policy's version now."""
+        return self._client.policy(self._settings.policy).version
+
+    def has_published(self, version: int) -> bool:
+        """Whether an earlier life of this run made that version."""
+        made = [update for update in self._client.updates(self._settings.policy) if update.version == version]
+        return any(update.path is not None and Path(update.path).is_relative_to(self._root) for update in made)
+
+    def publish(self, version: int) -> Published:
+        """Write the learner's weights and have the engines load them under this version."""
+        began = time.monotonic()
+        self._root.mkdir(mode=0o755, parents=True, exist_ok=True)
+        place = self._root / f"v{version}"
+        # A life that was killed while it wrote them.
+        shutil.rmtree(place, ignore_errors=True)
+        path = self._learner.hand_over(place, self._settings.hand_over.form)
+        written = time.monotonic()
+        self._load(version, path, None)
+        self._path, self._version = path, version
+        for old in self._root.iterdir():
+            if old != place:
+                shutil.rmtree(old, ignore_errors=True)
+        return Published(written - began, time.monotonic() - written)
+
+    def look(self) -> None:
+        """Bring in engines that are kept out, since they came or came back after the update."""
+        if self._path is None or self.version() != self._version:
+            return
+        items = self._client.backends(self._settings.policy).items
+        out = [item.backend_id for item in items if item.state == "quarantined"]
+        if out:
+            self._warn(f"{len(out)} of {len(items)} engines missed version {self._version}; they get it now")
+            self._load(self._version, self._path, out)
+
+    def _load(self, version: int, path: Path, only: list[str] | None) -> None:
+        settings = self._settings.hand_over
+        how: How = "lora" if settings.form in ("lora", "gguf-lora") else "reload"
+        until = time.monotonic() + AWAY_S
+        ended = self._asked(version, how, path, only, until)
+        for _ in range(TRIES - 1):
+            if ended.code not in _AGAIN or time.monotonic() > until:
+                break
+            time.sleep(PAUSE_S)  # noqa: TID251 - there is no event loop on this side
+            ended = self._asked(version, how, path, only, until)
+        if ended.state != "done":
+            words = ended.message if ended.state == "failed" else f"it is still {ended.state}"
+            raise ClientError(f"version {version} could not be loaded: {words}", code=ended.code or "update_failed")
+        for engine in ended.backends:
+            if not engine.ok:
+                self._warn(f"{engine.id} did not take version {version}: {engine.error}")
+
+    def _asked(self, version: int, how: How, path: Path, only: list[str] | None, until: float) -> PolicyUpdate:
+        """The end of one update; asking for it again after a lost answer is the same one."""
+        policy, settings = self._settings.policy, self._settings.hand_over
+        update = self._client.update_policy(
+            policy, version, how, path=str(path), mode=settings.mode, timeout_s=settings.timeout_s, backends=only
+        )
+        left = max(1.0, until - time.monotonic())
+        return self._client.wait_update(policy, update.update_id, within_s=left)
