@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,7 @@ def test_the_example_runs(tmp_path, monkeypatch):
     model, weights = tiny_model(tmp_path / "model"), tmp_path / "weights"
     monkeypatch.chdir(tmp_path)
     groups = [group(sample(1.0, row([3, 4], [5])), sample(-1.0, row([3, 4], [6]), index=1))]
-    scope = {"groups": groups}
+    scope: dict[str, Any] = {"groups": groups}
     exec(block.replace("/models/small", str(model)).replace("/dev/shm/weights", str(weights)), scope)
     assert scope["learner"].step_count == 1
     assert scope["figures"].tokens_trained == 2
