@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,9 +10,10 @@ import pytest
 
 from prorld.domain.outcome import Verdict
 from prorld.export.rows import Row
-from prorld.train.shapes import TrainGroup, TrainSample
+from prorld.train.shapes import LearnSettings, TrainGroup, TrainSample
 
 VOCABULARY = 48
+EXACT = LearnSettings(dtype="float32", learning_rate=1e-3, grad_norm_max=1e9)
 
 
 def row(prompt: Sequence[int], response: Sequence[int], mask=None, logprobs=None, **about) -> Row:
@@ -80,3 +82,44 @@ def naive_logprobs(model, ids: Sequence[int], *, temperature: float = 1.0):
     torch = pytest.importorskip("torch")
     logits = model(input_ids=torch.tensor([list(ids)])).logits[0, :-1].float() / temperature
     return torch.log_softmax(logits, -1)[torch.arange(len(ids) - 1), torch.tensor(list(ids[1:]))]
+
+
+def opened(model, settings: LearnSettings = EXACT):
+    """A learner of it."""
+    from prorld.train.learner import open_learner  # noqa: PLC0415 # torch may be missing
+
+    return open_learner(model, settings)
+
+
+def weights_of(learner):
+    """Copies of the model's parameters."""
+    return {name: tensor.detach().clone() for name, tensor in learner.model.named_parameters()}
+
+
+def same(one, other):
+    """Whether weights agree to the bit."""
+    torch = pytest.importorskip("torch")
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def dice_groups(seed=0, *, count=2, size=4):
+    """Groups with shared prompts, masks with holes, and a rollout of two rows, of which one goes on from a fork."""
+    dice = random.Random(seed)
+
+    def tokens(low, high):
+        return [dice.randrange(3, VOCABULARY) for _ in range(dice.randint(low, high))]
+
+    groups = []
+    for _ in range(count):
+        prompt = tokens(8, 16)
+        samples = []
+        for index in range(size):
+            response = tokens(4, 20)
+            mask = [1, *(int(dice.random() < 0.7) for _ in response[1:])]
+            logprobs = [-dice.random() * 5 if bit else 0.0 for bit in mask]
+            rows = [row(prompt, response, mask, logprobs, sample_index=index)]
+            if index == 0:
+                rows.append(row(prompt + response[:3], tokens(3, 6), sample_index=index, branch=1))
+            samples.append(sample(dice.choice([-1.5, -0.5, 0.5, 1.5]), *rows, index=index))
+        groups.append(group(*samples))
+    return groups

@@ -13,8 +13,7 @@ import pytest
 
 from prorld.train.errors import LearnError
 from prorld.train.shapes import LearnSettings
-from tests.train.support import tiny_model
-from tests.train.test_learner import dice_groups, opened, same, weights_of
+from tests.train.support import dice_groups, opened, same, tiny_model, weights_of
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.real
@@ -90,7 +89,7 @@ from pathlib import Path
 from prorld.train import checkpoint
 from prorld.train.learner import open_learner
 from prorld.train.shapes import LearnSettings
-from tests.train.test_learner import dice_groups
+from tests.train.support import dice_groups
 
 learner = open_learner(Path(sys.argv[1]), LearnSettings(learning_rate=1e-3))
 learner.step(dice_groups(0))

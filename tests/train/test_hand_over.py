@@ -8,8 +8,7 @@ import msgspec
 import pytest
 
 from prorld.train.shapes import LearnSettings
-from tests.train.support import tiny_model
-from tests.train.test_learner import dice_groups, opened
+from tests.train.support import dice_groups, opened, tiny_model
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

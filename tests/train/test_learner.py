@@ -2,65 +2,33 @@
 
 from __future__ import annotations
 
-import random
-
 import msgspec
 import pytest
 
 from prorld.train.errors import LearnError, NotFinite, NothingToLearn
 from prorld.train.shapes import LearnSettings
-from tests.train.support import VOCABULARY, group, naive_logprobs, row, sample, tiny_model
+from tests.train.support import (
+    EXACT,
+    VOCABULARY,
+    dice_groups,
+    group,
+    naive_logprobs,
+    opened,
+    row,
+    same,
+    sample,
+    tiny_model,
+    weights_of,
+)
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.real
-
-EXACT = LearnSettings(dtype="float32", learning_rate=1e-3, grad_norm_max=1e9)
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     """A tiny model's directory."""
     return tiny_model(tmp_path_factory.mktemp("model"))
-
-
-def opened(model, settings=EXACT):
-    """A learner of it."""
-    from prorld.train.learner import open_learner  # noqa: PLC0415 # torch may be missing
-
-    return open_learner(model, settings)
-
-
-def weights_of(learner):
-    """Copies of the model's parameters."""
-    return {name: tensor.detach().clone() for name, tensor in learner.model.named_parameters()}
-
-
-def same(one, other):
-    """Whether weights agree to the bit."""
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
-
-
-def dice_groups(seed=0, *, count=2, size=4):
-    """Groups with shared prompts, masks with holes, and a rollout of two rows, of which one goes on from a fork."""
-    dice = random.Random(seed)
-
-    def tokens(low, high):
-        return [dice.randrange(3, VOCABULARY) for _ in range(dice.randint(low, high))]
-
-    groups = []
-    for _ in range(count):
-        prompt = tokens(8, 16)
-        samples = []
-        for index in range(size):
-            response = tokens(4, 20)
-            mask = [1, *(int(dice.random() < 0.7) for _ in response[1:])]
-            logprobs = [-dice.random() * 5 if bit else 0.0 for bit in mask]
-            rows = [row(prompt, response, mask, logprobs, sample_index=index)]
-            if index == 0:
-                rows.append(row(prompt + response[:3], tokens(3, 6), sample_index=index, branch=1))
-            samples.append(sample(dice.choice([-1.5, -0.5, 0.5, 1.5]), *rows, index=index))
-        groups.append(group(*samples))
-    return groups
 
 
 def gradients_of(learner, groups, settings):

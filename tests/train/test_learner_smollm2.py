@@ -10,8 +10,7 @@ import pytest
 
 from prorld.train.shapes import LearnSettings
 from tests.tokens.support import embedded_model
-from tests.train.support import group, naive_logprobs, row, sample
-from tests.train.test_learner import opened
+from tests.train.support import group, naive_logprobs, opened, row, sample
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
