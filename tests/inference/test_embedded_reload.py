@@ -49,9 +49,16 @@ def request(max_tokens: int = 8) -> GenerationRequest:
     )  # fmt: skip
 
 
+def endless() -> dict[str, Any]:
+    """The tiny model's weights; the end of a turn is never its likeliest token."""
+    weights = state(spread=0.2)
+    weights["model.embed_tokens.weight"][258] = 0
+    return weights
+
+
 def sharpened(path: Path, factor: float) -> Path:
     """Weights of which every logit is so many times as large."""
-    weights = state(spread=0.2)
+    weights = endless()
     write_gguf(weights | {"model.norm.weight": factor * weights["model.norm.weight"]}, path.parent / "base", path)
     return path
 
@@ -64,7 +71,7 @@ def ref(path: Path, version: PolicyVersion = THIRD, seal: str | None = None) -> 
 @asynccontextmanager
 async def engine(place: Path) -> AsyncIterator[EmbeddedBackend]:
     """One that answers, with a tiny model."""
-    write_gguf(state(spread=0.2), tiny_base(place / "base"), place / "first.gguf")
+    write_gguf(endless(), tiny_base(place / "base"), place / "first.gguf")
     async with trio.open_nursery() as nursery:
         backend: EmbeddedBackend = await nursery.start(
             partial(
