@@ -15,10 +15,8 @@ from prorld_calc.plays import plays_of
 
 __all__ = ["CalcHandler"]
 
-_SYSTEM = (
-    "You have a calculator. To use it, write CALC: and an expression. When you know the result, write ANSWER: and the"
-    " number."
-)
+# Short, because a small model is distracted by every word more: with a wordier rule it solves a third as many.
+_SYSTEM = "Use the calculator: write CALC: expression. Then write ANSWER: number."
 
 
 class CalcHandler(AgentHandler[CalcInstance]):
