@@ -175,7 +175,7 @@ async def test_a_call_in_mid_generation_goes_on_under_the_new_weights(tmp_path: 
             await step(*args)
             stepped.set()
 
-        backend._step = seen  # type: ignore[method-assign]
+        backend._step = seen  # type: ignore[method-assign,assignment]
         async with trio.open_nursery() as nursery:
             nursery.start_soon(call)
             with trio.fail_after(30):

@@ -79,7 +79,7 @@ def metadata(architecture: str = "llama", *, file_type: int = 0) -> list[bytes]:
 
 def tiny_base(path: Path, *, architecture: str = "llama", head: bool = False, rope: bool = False) -> Path:
     """A base whose weights are all 0; only its shapes and its metadata count."""
-    names = {
+    names: dict[str, tuple[int, ...]] = {
         "token_embd.weight": (HIDDEN, VOCABULARY),
         "output_norm.weight": (HIDDEN,),
         **({"output.weight": (HIDDEN, VOCABULARY)} if head else {}),

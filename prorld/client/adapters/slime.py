@@ -30,7 +30,8 @@ from prorld.client.adapters.rollouts import (
 )
 from prorld.client.adapters.settings import BAD_SETTINGS, AdapterSettings, sampling_of, settings_from
 from prorld.client.errors import ClientError
-from prorld.client.find import Address
+from prorld.client.find import Address, Target
+from prorld.client.flows import Ask
 from prorld.client.http import JSON, Transport
 from prorld.export.slime import samples
 from prorld.wire.ops import SetBackend
@@ -222,10 +223,11 @@ def workers_of(args: Any) -> list[SetBackend]:
     host, port = getattr(args, "sglang_router_ip", None), getattr(args, "sglang_router_port", None)
     if not host or not port:
         return []
-    transport = Transport(Address(str(host), int(port)), None)
+    router = Target(Address(str(host), int(port)), None)
+    transport = Transport()
     try:
         for path in _WORKER_PATHS:
-            reply = transport.request("GET", path, None, within_s=ROUTER_S, accept=JSON)
+            reply = transport.request(Ask(router, "GET", path, None, ROUTER_S, JSON))
             if reply.status == 200:
                 return _engines_of(reply.body, f"{host}:{port}")
     finally:
