@@ -94,9 +94,9 @@ def tiny_base(path: Path, *, architecture: str = "llama", head: bool = False, ro
             names[f"blk.{layer}.{part}.weight"] = shape
     entries = metadata(architecture)
     listed, data = b"", b""
-    for name, shape in names.items():
-        listed += text(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, 0, len(data))
-        data += np.full(shape, 2.0 if name == "rope_freqs.weight" else 0.0, "<f4").tobytes()
+    for name, sizes in names.items():
+        listed += text(name) + struct.pack(f"<I{len(sizes)}QIQ", len(sizes), *sizes, 0, len(data))
+        data += np.full(sizes, 2.0 if name == "rope_freqs.weight" else 0.0, "<f4").tobytes()
         data += bytes(-len(data) % 32)
     head_bytes = b"GGUF" + struct.pack("<IQQ", 3, len(names), len(entries)) + b"".join(entries) + listed
     path.write_bytes(head_bytes + bytes(-len(head_bytes) % 32) + data)
