@@ -32,6 +32,7 @@ def test_every_flag_is_a_setting(tmp_path):
         "--host", "::1", "--port", "0", "--unix-socket", "/tmp/s", "--state-dir", str(tmp_path), "--no-auth",
         "--log-level", "error", "--log-format", "json", "--max-init-workers", "1", "--max-run-workers", "2",
         "--max-eval-workers", "3", "--backend", "vllm=http://a:1", "--backend", "llamacpp=http://b:2", "--embedded",
+        "--compat-bind", "127.0.0.1:0", "--compat-open", "--timeout", "9",
     )  # fmt: skip
     loaded = load_of(args, {"HOME": str(tmp_path)})
     config = loaded.config
