@@ -23,11 +23,8 @@ async def test_start_and_stop_are_said_once_each():
     async with compat_world() as world:
         for method, path in (("POST", "/stop"), ("GET", "/status")):
             reply = await world.call(method, path)
-            assert (reply.status, reply.code, reply.json["detail"][:22]) == (
-                503,
-                "not_started",
-                "Server is not running.",
-            )
+            assert (reply.status, reply.code) == (503, "not_started")
+            assert "POST /start" in reply.json["detail"]
         assert (await world.process()).code == "not_started"
         reply = await world.call("POST", "/start")
         assert (reply.status, reply.json) == (200, {"status": "Server started successfully"})

@@ -116,7 +116,7 @@ class CompatService:
             if self._state == "stopping":
                 await self._wait_stopped()
             if self._state == "running":
-                raise BadRequest("Server is already running", code=ALREADY_STARTED)
+                raise BadRequest("it has been started already", code=ALREADY_STARTED)
             self._starts = True
             try:
                 await self._keep()
@@ -236,7 +236,7 @@ class CompatService:
     def _begin(self, asked: Asked) -> Try:
         self._handlers.select(None, asked.job.instance)
         if self._engines.is_empty():
-            words = "No LLM server addresses configured. Please add at least one LLM server address."
+            words = "there is no engine: POST /add_llm_server first"
             raise Overloaded(words, code="no_backend", retry_after_s=5.0)
         mark = asked.mark
         if not self._engines.learn_tokenizer(asked.tokenizer):
@@ -344,7 +344,7 @@ class CompatService:
 
 
 def _not_started() -> Overloaded:
-    return Overloaded("Server is not running. Please start the server first.", code=NOT_STARTED)
+    return Overloaded("it has not been started: POST /start first", code=NOT_STARTED)
 
 
 def _place(record: JobRecord | None) -> str | None:
