@@ -56,11 +56,14 @@ def run(args: argparse.Namespace) -> int:
     if args.samples < 2:
         raise UsageError("--samples: a group needs two rollouts, to be better or worse than each other")
 
-    from prorld.cli.learn_demo_run import learn, plan_of
+    from prorld.cli.learn_demo_run import clear_weights, learn, plan_of
 
     silence_logs()
     plan = plan_of(args)
-    end = run_trio(partial(learn, plan, as_json=args.json))
+    try:
+        end = run_trio(partial(learn, plan, as_json=args.json))
+    finally:
+        clear_weights(plan)
     if end is None:
         # Told to end at once: the thread that trains still runs, and the interpreter can't be taken down under torch.
         sys.stdout.flush()

@@ -108,6 +108,11 @@ def _weights(out: Path) -> Path:
     return default_directory(f"learn-demo-{hashlib.sha256(str(out).encode()).hexdigest()[:12]}", out)
 
 
+def clear_weights(plan: Plan) -> None:
+    """Nothing reads them any more."""
+    shutil.rmtree(str(plan.settings.hand_over.directory), ignore_errors=True)
+
+
 def _vllm_python(named: str | None) -> str:
     if named is not None:
         return named
@@ -123,10 +128,7 @@ async def learn(plan: Plan, *, as_json: bool) -> EndRecord | None:
     has_model = _prepare(plan)
     stop = StopFlag()
     ends: list[EndRecord] = []
-    try:
-        await _learn(plan, stop, ends, has_model=has_model, as_json=as_json)
-    finally:
-        shutil.rmtree(str(plan.settings.hand_over.directory), ignore_errors=True)
+    await _learn(plan, stop, ends, has_model=has_model, as_json=as_json)
     return ends[0] if ends else None
 
 
