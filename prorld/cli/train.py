@@ -77,6 +77,8 @@ def use_threads(settings: RunSettings) -> None:
     import os
 
     os.environ.setdefault("OMP_NUM_THREADS", str(settings.learn.threads))
+    # The bars of what opens a model would stand between this command's own lines.
+    os.environ.setdefault("TQDM_DISABLE", "1")
 
 
 def train(
