@@ -219,7 +219,13 @@ class CompatService:
         if one is None:
             asked = asked_of(request, name, policy=self._policy, total_s=self._total_s)
             one = self._tries.unfetched(asked.mark) or self._begin(asked)
-        stored = await self._rollouts.stored(await one.wait(), COMPAT_TENANT, "its result is there when it is done")
+        job_id = await one.wait()
+        try:
+            stored = await self._rollouts.stored(job_id, COMPAT_TENANT, "its result is there when it is done")
+        except (Forgotten, NotFound):
+            # Nobody will ever get this one: the next call of that name starts anew.
+            self._tries.fetch(one)
+            raise
         result = _result(stored, one.mark)
         # Nothing awaits between here and the answer: a trainer that has hung up by now never comes this far.
         self._tries.fetch(one)
