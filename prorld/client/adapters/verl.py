@@ -183,8 +183,8 @@ def _nothing(one: Rollout, reward: float, parts: dict[str, float], pad_id: int) 
         "reward_score": reward, "num_turns": 0,
         "metrics": {"generate_sequences": 0.0, "tool_calls": 0.0, "compute_score": 0.0},
         "extra_fields": {
-            "min_global_steps": None, "max_global_steps": None, "turn_scores": [], "group_id": None, "job_id": one.job_id,
-            "sample_index": None, "branch": None,
+            "min_global_steps": None, "max_global_steps": None, "turn_scores": [], "group_id": None,
+            "job_id": one.job_id, "sample_index": None, "branch": None,
             "reward_extra_info": {**parts, "score": reward, _USABLE: 0.0},
         },
     }  # fmt: skip
