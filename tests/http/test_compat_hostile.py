@@ -66,3 +66,11 @@ async def test_a_result_that_was_forgotten_is_asked_for_once(monkeypatch):
             assert (await world.call("POST", "/process", body)).status == 410
         reply = await world.call("POST", "/process", body)
         assert (reply.status, reply.json["prorld_job_id"] != "x") == (200, True)
+
+
+@pytest.mark.parametrize("headers", [{"Origin": "http://["}, {"Host": "["}, {"Host": "[::1"}, {"Origin": "null"}])
+async def test_what_is_no_origin_is_a_foreign_one(headers):
+    """It is refused as one, and is no error of the daemon."""
+    async with compat_world() as world:
+        reply = await world.call("POST", "/start", headers=headers)
+        assert (reply.status, reply.code.startswith("foreign_")) == (403, True)
