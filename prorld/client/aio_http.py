@@ -147,8 +147,9 @@ class Connections:
             try:
                 return await self._through(kept, ask)
             except _Dead:
-                # It never answered on it, and every call of the contract may be repeated: submits carry an id.
-                pass
+                # It never answered on it, and most calls of the contract may be repeated: submits carry an id.
+                if not ask.is_repeatable:
+                    raise
         return await self._through(_Connection(await _connected(ask.target.address), ask.target), ask)
 
     async def _kept(self, target: Target) -> _Connection | None:

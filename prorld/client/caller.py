@@ -57,19 +57,24 @@ class Caller:
         also: tuple[int, ...] = (),
         accept: str = JSON,
         patience_s: float | None = None,
+        is_repeatable: bool = True,
     ) -> Flow[T]:
-        """One call, tried again while that can do no harm and patience lasts. Raises ``ClientError``."""
+        """One call, tried again while that can do no harm and patience lasts. Raises ``ClientError``.
+
+        One that is not ``is_repeatable`` is not sent again where its answer was lost, only where it was refused.
+        """
         data = None if body is None else msgspec.json.encode(body)
         until = time.monotonic() + (self._patience_s if patience_s is None else patience_s)
         attempt = 0
         while True:
             target = self._target
             try:
-                reply = yield Ask(target, method, path, data, within_s, accept)
+                reply = yield Ask(target, method, path, data, within_s, accept, is_repeatable)
                 return _told(target, reply, kind, also)
             except ClientError as exc:
                 pause = exc.retry_after_s or _BACKOFF_S[min(attempt, len(_BACKOFF_S) - 1)]
-                if not exc.may_retry or time.monotonic() + pause > until:
+                is_lost = exc.stable_code == CONNECTION_LOST and not is_repeatable
+                if is_lost or not exc.may_retry or time.monotonic() + pause > until:
                     raise
                 is_away = exc.stable_code in _AWAY
             yield Nap(pause)

@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class Ask(NamedTuple):
-    """One request to a daemon, and how long it may take."""
+    """One request to a daemon, and how long it may take. One that is not ``is_repeatable`` is sent once."""
 
     target: Target
     method: str
@@ -34,6 +34,7 @@ class Ask(NamedTuple):
     body: bytes | None
     within_s: float
     accept: str
+    is_repeatable: bool = True
 
 
 class Nap(NamedTuple):

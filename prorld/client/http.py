@@ -108,7 +108,7 @@ class Transport:
         try:
             reply = self._once(ask, time.monotonic() + ask.within_s)
         except (http.client.RemoteDisconnected, BrokenPipeError, ConnectionResetError) as exc:
-            if fresh:
+            if fresh or not ask.is_repeatable:
                 raise lost(ask.target.address, exc) from exc
         except (OSError, http.client.HTTPException) as exc:
             raise lost(ask.target.address, exc) from exc
@@ -116,8 +116,8 @@ class Transport:
             # Whatever interrupted an exchange, the rest of its reply must not be taken for the next one's.
             if reply is None:
                 self.close()
-        # The daemon had closed an idle connection. It never answered on it, and every call of the contract may be
-        # repeated: submits carry an id.
+        # The daemon had closed an idle connection. It never answered on it, and the call may be repeated: submits carry
+        # an id.
         return reply or self.request(ask)
 
     def _once(self, ask: Ask, until: float) -> Reply:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import msgspec
 
 from prorld.client.caller import AWAY_S, LONG_POLL_S, REQUEST_S, Calls, part, query
+from prorld.client.errors import CONNECTION_LOST, ClientError
 from prorld.client.flows import Feed, Flow, Item, both, each
 from prorld.client.http import MSGPACK
 from prorld.domain.job import JobState
@@ -97,9 +98,26 @@ class JobCalls(Calls):
 
     @both
     def reevaluate(self, job_id: str, *, eval_s: float | None = None, reason: str = "") -> Flow[Reevaluation]:
-        """Score the stored rollout again, into a record of its own. Told at once; ``wait_reevaluation`` has its end."""
+        """Score the stored rollout again, into a record of its own. Told at once; ``wait_reevaluation`` has its end.
+
+        It has no name that a repeat could be known by, so where the answer is lost the records tell what was begun.
+        """
+        before = yield from self._newest_reevaluation(job_id)
+        path = f"/v1/jobs/{part(job_id)}/reevaluate"
         body = ReevaluateJob(eval_s=eval_s, reason=reason)
-        return self._call("POST", f"/v1/jobs/{part(job_id)}/reevaluate", Reevaluation, body=body)
+        try:
+            return (yield from self._call("POST", path, Reevaluation, body=body, is_repeatable=False))
+        except ClientError as exc:
+            if exc.stable_code != CONNECTION_LOST:
+                raise
+            found = yield from self._newest_reevaluation(job_id)
+            if found is None or (before is not None and found.n <= before.n):
+                raise
+            return found
+
+    def _newest_reevaluation(self, job_id: str) -> Flow[Reevaluation | None]:
+        page = yield from self._call("GET", f"/v1/jobs/{part(job_id)}/reevaluations", ReevaluationPage)
+        return page.items[0] if page.items else None
 
     @both
     def reevaluations(self, job_id: str) -> Flow[Sequence[Reevaluation]]:

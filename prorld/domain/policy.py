@@ -301,19 +301,20 @@ def begin_update(
     ``behind`` are engines that are quarantined: an update to the version in force may bring such in, and only such.
     An update that a restart cut short left its own gate closed; its holder's next update needs no key to that.
     """
-    known = _same(state, asked)
-    if known is not None:
-        return known
-    pause = state.pause
-    if pause_id is None and pause is not None and pause.of_update and pause.holder == asked.holder:
-        pause_id = pause.pause_id
-    must_be_free(state, pause_id)
     catches_up = (
         asked.version == state.version.version
         and not asked.rollback
         and bool(asked.only)
         and behind.issuperset(asked.only or ())
     )
+    known = _same(state, asked)
+    # Engines that were brought in by such a request, and are out again, are not in by what it did then.
+    if known is not None and not (catches_up and known.state == "done"):
+        return known
+    pause = state.pause
+    if pause_id is None and pause is not None and pause.of_update and pause.holder == asked.holder:
+        pause_id = pause.pause_id
+    must_be_free(state, pause_id)
     if catches_up:
         _must_be_possible_beside(state, asked)
         target = state.version

@@ -160,7 +160,7 @@ class NoAuth:
         host = credentials.host or ""
         if not _is_local(host):
             raise Forbidden("without authentication the server answers to local names only", code="foreign_host")
-        if credentials.origin is not None and urlsplit(credentials.origin).netloc != host:
+        if credentials.origin is not None and _authority(credentials.origin) != host:
             raise Forbidden("without authentication the server answers no other web page", code="foreign_origin")
         return Caller(tenant=ADMIN_TENANT, role=Role.ADMIN)
 
@@ -184,9 +184,17 @@ class CompatAuth:
         host = credentials.host or ""
         if not self._is_public and not _is_local(host):
             raise Forbidden("this listener answers to local names only", code="foreign_host")
-        if credentials.origin is not None and urlsplit(credentials.origin).netloc != host:
+        if credentials.origin is not None and _authority(credentials.origin) != host:
             raise Forbidden("this listener answers no other web page", code="foreign_origin")
         return Caller(tenant=COMPAT_TENANT, role=Role.TRAINER)
+
+
+def _authority(origin: str) -> str | None:
+    """Whose page asks; ``None`` for what is no origin, which no page of ours sends."""
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:
+        return None
 
 
 def load_token_book(state_dir: Path) -> TokenBook:

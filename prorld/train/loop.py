@@ -190,7 +190,7 @@ class Trainer:
         Where steps of a life that was killed are made once more, the engines are ahead already, and stay there until
         they are caught up with: going back would make everything stale that is under way.
         """
-        now = self._publisher.version()
+        now = self._publisher.settled_version()
         if now > self._version and self._publisher.has_published(now):
             return Published(0.0, 0.0)
         if now >= self._version:
@@ -202,7 +202,7 @@ class Trainer:
 
     def _keep(self) -> None:
         """A checkpoint of now, unless there is one; then the daemon may forget the groups that are in it."""
-        if self._learner.step_count and (self._state.checkpoint is None or self._state.acks):
+        if self._state.step != self._on_disk.step:
             self._state = self._on_disk = self._kept.save(self._state, self._learner)
         self._acknowledge()
 

@@ -50,6 +50,22 @@ class Publisher:
         """The policy's version now."""
         return self._client.policy(self._settings.policy).version
 
+    def settled_version(self) -> int:
+        """The same once no update is in progress.
+
+        A life that was killed may have left one. Until it has ended nobody knows which version is the next, and its
+        engines read the files that the next one with its name would take away.
+        """
+        policy = self._settings.policy
+        info = self._client.policy(policy)
+        if info.update is None:
+            return info.version
+        ended = self._client.wait_update(policy, info.update.update_id, within_s=AWAY_S)
+        if ended.state == "running":
+            message = f"version {ended.version} is still being loaded after {AWAY_S:g} s"
+            raise ClientError(message, code="still_running", retryable=True)
+        return self.version()
+
     def has_published(self, version: int) -> bool:
         """Whether an earlier life of this run made that version."""
         made = [update for update in self._client.updates(self._settings.policy) if update.version == version]

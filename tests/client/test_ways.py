@@ -55,6 +55,27 @@ def test_a_lost_reply_is_asked_for_again_as_the_same_thing(way, quick):
     assert {headers["Authorization"] for _, _, headers, _ in script.asked} == {"Bearer tok"}
 
 
+RESCORED = {"n": 1, "job_id": "j", "tenant": "default", "state": "evaluating", "created_at": RECORD["created_at"]}
+
+
+@pytest.mark.parametrize("was_begun", [True, False])
+def test_a_rollout_is_scored_again_once_where_the_answer_is_lost(way, was_begun):
+    """Nothing names a repeat, so it is looked up and never sent a second time, on a kept connection either."""
+    page_after = (200, {"items": [RESCORED] if was_begun else []})
+
+    async def scenario(client):
+        return await client.reevaluate("j")
+
+    with serving((200, {"items": []}), None, page_after) as (address, script):
+        if was_begun:
+            assert run(way, scenario, address, "tok").n == 1
+        else:
+            with pytest.raises(ClientError) as caught:
+                run(way, scenario, address, "tok")
+            assert caught.value.stable_code == "connection_lost"
+    assert [method for method, *_ in script.asked] == ["GET", "POST", "GET"]
+
+
 @pytest.mark.parametrize("status", [429, 503])
 def test_a_daemon_without_room_is_asked_again_when_it_says(way, status):
     """The same body, after the time that it names."""

@@ -215,6 +215,21 @@ def test_only_engines_that_stayed_behind_may_catch_up() -> None:
     assert code(lambda: begin_update(state, lora, None, behind=frozenset({"b-2"}))) == "other_weights"
 
 
+def test_an_engine_that_falls_behind_again_is_brought_in_again() -> None:
+    """The same request is a repetition while the engine is in, and another update once it is out again."""
+    out = frozenset({"b-2"})
+    state = ended(begun(at(3), asked(3, n=1, only=("b-2",)), behind=out))
+    repeated = begin_update(state, asked(3, n=2, only=("b-2",)), None)
+    assert isinstance(repeated, Update)
+    assert repeated.update_id == "u-1"
+    again = begun(state, asked(3, n=3, only=("b-2",)), behind=out)
+    assert again.running is not None
+    assert again.running.update_id == "u-3"
+    while_it_runs = begin_update(again, asked(3, n=4, only=("b-2",)), None, behind=out)
+    assert isinstance(while_it_runs, Update)
+    assert while_it_runs.update_id == "u-3"
+
+
 def test_an_adapter_leaves_the_weights_below_it_alone() -> None:
     """Engines go on to say the version that they were given before it."""
     adapted = ended(begun(at(2), asked(3, how="lora")))

@@ -137,8 +137,8 @@ class _Adapter:
         client, settings = self._rollouts.client, self._settings
         if self._engines:
             use_engines(client, settings.policy, self._engines)
-        if self._step is not None:
-            publish(client, settings.policy, "none", within_s=settings.update_s)
+        # Before the first call, too: a trainer that goes on from a checkpoint has put older weights into its engines.
+        publish(client, settings.policy, "none", within_s=settings.update_s)
         self._step = (rollout_id, is_eval)
 
     def _collect(

@@ -104,8 +104,8 @@ class ProrldAgentLoopManager:
         client, settings = self._rollouts.client, self._settings
         if self._engines:
             use_engines(client, settings.policy, self._engines)
-        if self._step is not None:
-            publish(client, settings.policy, "none", within_s=settings.update_s)
+        # Before the first call, too: a trainer that goes on from a checkpoint has put older weights into its engines.
+        publish(client, settings.policy, "none", within_s=settings.update_s)
         self._step = (step, is_eval)
 
     def _sampling(self, rows: Mapping[str, Any], *, is_eval: bool) -> Sampling:
@@ -183,8 +183,8 @@ def _nothing(one: Rollout, reward: float, parts: dict[str, float], pad_id: int) 
         "reward_score": reward, "num_turns": 0,
         "metrics": {"generate_sequences": 0.0, "tool_calls": 0.0, "compute_score": 0.0},
         "extra_fields": {
-            "min_global_steps": None, "max_global_steps": None, "turn_scores": [], "uid": None, "job_id": one.job_id,
-            "sample_index": None, "branch": None,
+            "min_global_steps": None, "max_global_steps": None, "turn_scores": [], "group_id": None,
+            "job_id": one.job_id, "sample_index": None, "branch": None,
             "reward_extra_info": {**parts, "score": reward, _USABLE: 0.0},
         },
     }  # fmt: skip

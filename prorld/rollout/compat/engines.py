@@ -168,6 +168,9 @@ class CompatEngines:
 
 
 def _is_tokenizer(place: Path) -> bool:
-    if not place.is_absolute():
+    try:
+        found = (place.suffix == ".gguf" and place.is_file()) or (place / "tokenizer.json").is_file()
+    except OSError:
+        # What a trainer sends may be no path at all: a name that is too long, a directory that is not ours to look at.
         return False
-    return (place.suffix == ".gguf" and place.is_file()) or (place / "tokenizer.json").is_file()
+    return place.is_absolute() and found

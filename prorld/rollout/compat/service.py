@@ -23,6 +23,7 @@ from prorld.domain.outcome import OutcomeKind
 from prorld.errors import BadRequest, Conflict, Forgotten, NotFound, Overloaded, RequestError
 from prorld.export.prorl import process_result
 from prorld.handlers.registry import Registry
+from prorld.kit.cleanup import shielded
 from prorld.rollout.compat.engines import CompatEngines
 from prorld.rollout.compat.request import Asked, Mark, asked_of, mark_of, usable_id
 from prorld.rollout.compat.tries import Tries, Try
@@ -39,6 +40,8 @@ log: FilteringBoundLogger = structlog.get_logger("prorld.compat")
 
 # A job whose end takes longer than this is still ending, and the trainer hears so.
 STOP_S: Final = 60.0
+# Closing the sockets of engines, and one write.
+CLEAR_S: Final = 30.0
 PAGE: Final = 200
 NOT_STARTED: Final = "not_started"
 ALREADY_STARTED: Final = "already_started"
@@ -120,7 +123,8 @@ class CompatService:
             self._starts = True
             try:
                 await self._keep()
-            except Overloaded:
+            except BaseException:
+                # Also where the trainer hung up: what is written down next must not say that it runs.
                 self._starts = False
                 raise
             self._state = "running"
@@ -198,8 +202,12 @@ class CompatService:
     async def clear_engines(self) -> None:
         """Forget all engines. Jobs wait for the next one; results that nobody has got are of the old ones."""
         self._tries.drop_unfetched()
-        await self._engines.clear()
-        await self._keep()
+        # A trainer that hangs up in the middle has cleared them all the same: one that is left has old weights.
+        with shielded(CLEAR_S, "clearing the engines"):
+            await self._engines.clear()
+            await self._keep()
+            return
+        raise Overloaded("the engines are still being cleared", code="still_stopping", retry_after_s=2.0)
 
     # --- jobs ---------------------------------------------------------------------------------------------------------
 
@@ -211,7 +219,13 @@ class CompatService:
         if one is None:
             asked = asked_of(request, name, policy=self._policy, total_s=self._total_s)
             one = self._tries.unfetched(asked.mark) or self._begin(asked)
-        stored = await self._rollouts.stored(await one.wait(), COMPAT_TENANT, "its result is there when it is done")
+        job_id = await one.wait()
+        try:
+            stored = await self._rollouts.stored(job_id, COMPAT_TENANT, "its result is there when it is done")
+        except (Forgotten, NotFound):
+            # Nobody will ever get this one: the next call of that name starts anew.
+            self._tries.fetch(one)
+            raise
         result = _result(stored, one.mark)
         # Nothing awaits between here and the answer: a trainer that has hung up by now never comes this far.
         self._tries.fetch(one)
