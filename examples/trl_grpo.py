@@ -1,6 +1,7 @@
 """TRL's GRPOTrainer on rollouts that a daemon makes: several turns, tools, a grader, and only sampled tokens trained.
 
-    prorld serve --backend vllm=http://127.0.0.1:8000 &
+    prorld serve --no-embedded &
+    prorld engine start vllm --model DIR &
     python examples/trl_grpo.py --model DIR --weights /dev/shm/trl-weights     # the engines load each step's weights
     python examples/trl_grpo.py --model DIR                                    # the policy stays as it is
 

@@ -82,7 +82,8 @@ def run(args: argparse.Namespace) -> int:
     finally:
         archive.close()
     if not (done.written or done.refused or missing):
-        note("no ended job is like that; nothing was written")
+        left = "" if args.output == "-" else f"; {clean(args.output)} is empty"
+        note(f"no ended job is like that{left}")
     elif args.output != "-" or done.empty:
         note(_what(done) + ("" if args.output == "-" else f" in {clean(args.output)}"))
     for job_id, why in list(missing.items())[:NAMED_MAX]:

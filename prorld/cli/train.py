@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from prorld.train.run_config import RunSettings
 
 SUMMARY = "train a model with GRPO or DAPO on rollouts of a daemon"
-CURE = "prorld train needs PyTorch: `./just extra torch`, or pip install 'prorld[torch]'"
+CURE = "training needs PyTorch and transformers: `./just extra torch`, or pip install 'prorld[torch]'"
 # How long a daemon may be away, for calls that name no patience of their own.
 PATIENCE_S = 600.0
 

@@ -37,7 +37,7 @@ FLAGS: dict[str, tuple[Flag, ...]] = {
         Flag("--prompts", "tasks.prompts", str, "a file of instances, one a line, as `prorld data` writes them"),
         Flag("--generator", "tasks.generator", str, "a module that prints instances: python -m M --count N --seed S"),
         Flag("--options", "tasks.options", shlex.split, "more arguments for it, in quotes"),
-        Flag("--seed", "tasks.seed", int, "of the order of instances and of the learner (0)"),
+        Flag("--seed", "tasks.seed", int, "seed of the order of instances and of the learner (0)"),
     ),
     "how long": (
         Flag("--steps", "steps", int, "optimizer steps; more of them later is the same run (100)"),
@@ -50,31 +50,31 @@ FLAGS: dict[str, tuple[Flag, ...]] = {
         Flag("--groups", "groups.per_step", int, "groups of a step (8)"),
         Flag("--samples", "groups.samples", int, "rollouts of a group (8)"),
         Flag("--rule", "groups.rule", str, "which groups count: spread is DAPO's filter (spread)", ("spread", "all")),
-        Flag("--prompts-per-group", "groups.prompts_per_group", int, "tried for each group of a step at most (8)"),
-        Flag("--leftovers", "groups.leftovers", str, "of a full step's rollouts (carry)", ("carry", "drain", "cancel")),
+        Flag("--prompts-per-group", "groups.prompts_per_group", int, "prompts tried for a group at most (8)"),
+        Flag("--leftovers", "groups.leftovers", str, "rollouts left by a step (carry)", ("carry", "drain", "cancel")),
         Flag("--max-staleness", "groups.max_staleness", number_or_none, "versions a group may lag, or none (2)"),
         Flag("--max-running", "groups.max_running", int, "groups that run at once (1.5 times those of a step)"),
         Flag("--max-ready", "groups.max_ready", int, "async: rollouts stop while so many groups wait (16)"),
         Flag("--empty-max", "groups.empty_max", int, "steps in a row without a group that end the run (1)"),
     ),
     "a rollout": (
-        Flag("--temperature", "sampling.temperature", float, "of sampling (1)"),
-        Flag("--max-tokens", "sampling.max_tokens", int, "of a turn (512)"),
-        Flag("--max-turns", "sampling.max_turns", int, "of a rollout (16)"),
-        Flag("--max-context", "sampling.max_context_tokens", int, "tokens of a rollout (8192)"),
+        Flag("--temperature", "sampling.temperature", float, "temperature of sampling; 1 is the model's own (1)"),
+        Flag("--max-tokens", "sampling.max_tokens", int, "tokens sampled in a turn at most (512)"),
+        Flag("--max-turns", "sampling.max_turns", int, "turns of a rollout at most (16)"),
+        Flag("--max-context", "sampling.max_context_tokens", int, "tokens of a rollout, its prompt among them (8192)"),
     ),
     "the learner": (
-        Flag("--learning-rate", "learn.learning_rate", float, "(2e-5)"),
+        Flag("--learning-rate", "learn.learning_rate", float, "step size of AdamW (2e-5)"),
         Flag("--loss", "learn.loss", str, "mean over tokens (DAPO) or rollouts (GRPO) (token)", ("token", "sample")),
-        Flag("--clip-low", "learn.clip_low", float, "(0.2)"),
-        Flag("--clip-high", "learn.clip_high", float, "(0.28)"),
+        Flag("--clip-low", "learn.clip_low", float, "the ratio is clipped below 1 less this (0.2)"),
+        Flag("--clip-high", "learn.clip_high", float, "the ratio is clipped above 1 and this (0.28)"),
         Flag("--importance-max", "learn.importance_max", float, "where importance weights are cut off (2)"),
-        Flag("--passes", "learn.passes", int, "over the groups of a step (1)"),
-        Flag("--grad-norm-max", "learn.grad_norm_max", float, "(1)"),
-        Flag("--lora-rank", "learn.lora_rank", int, "train an adapter instead of all weights"),
+        Flag("--passes", "learn.passes", int, "how often a step goes over its groups (1)"),
+        Flag("--grad-norm-max", "learn.grad_norm_max", float, "the gradient's norm is cut to this (1)"),
+        Flag("--lora-rank", "learn.lora_rank", int, "train an adapter of this rank, not all weights"),
         Flag("--dtype", "learn.dtype", str, "what the model computes in (bfloat16)", ("bfloat16", "float32")),
         Flag("--device", "learn.device", str, "auto, cpu, cuda, cuda:1 (auto)"),
-        Flag("--threads", "learn.threads", int, "of torch on the processor (1)"),
+        Flag("--threads", "learn.threads", int, "threads of torch on the processor (1)"),
         Flag("--packed-tokens", "learn.tokens_max", int, "the longest packed row (8192)"),
     ),
     "handing weights over": (
@@ -91,8 +91,8 @@ FLAGS: dict[str, tuple[Flag, ...]] = {
         Flag("--eval-count", "evaluation.count", int, "held-out instances, before and after (0: none)"),
         Flag("--eval-prompts", "evaluation.prompts", str, "a file of them (default: generated, or the last lines)"),
         Flag("--eval-every", "evaluation.every", int, "also after every so many steps (0)"),
-        Flag("--eval-samples", "evaluation.samples", int, "of each instance (1)"),
-        Flag("--eval-temperatures", "evaluation.temperatures", numbers, "one evaluation each (0)"),
+        Flag("--eval-samples", "evaluation.samples", int, "rollouts of each held-out instance (1)"),
+        Flag("--eval-temperatures", "evaluation.temperatures", numbers, "an evaluation at each, as 0,1 (0)"),
     ),
 }  # fmt: skip
 
@@ -121,6 +121,7 @@ def chosen(args: argparse.Namespace) -> dict[str, Any]:
 def _metavar(flag: Flag) -> str:
     if flag.kind in (int, float, number_or_none):
         return "N"
-    return {"--prompts": "FILE", "--eval-prompts": "FILE", "--out": "DIR", "--weights-dir": "DIR"}.get(
+    own = {"--prompts": "FILE", "--eval-prompts": "FILE", "--out": "DIR", "--weights-dir": "DIR", "--model": "PATH"}
+    return (own | {"--generator": "MODULE", "--handler": "NAME", "--eval-temperatures": "N,N"}).get(
         flag.name, flag.name.removeprefix("--").replace("-", "_").upper()
     )

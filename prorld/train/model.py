@@ -39,6 +39,8 @@ def device_of(wanted: str) -> Any:
 def open_model(model: Path, settings: LearnSettings, device: Any) -> Any:
     """The model with frozen weights, without dropout: what it says is to be comparable with what an engine says."""
     is_gguf = model.suffix == ".gguf"
+    if not model.exists():
+        raise ConfigError(f"there is no {model}; a model is a directory of Hugging Face's form here, or a GGUF file")
     try:
         with quiet():
             opened = AutoModelForCausalLM.from_pretrained(

@@ -307,6 +307,8 @@ def test_what_is_no_model_is_told(tmp_path):
 
     with pytest.raises(ConfigError, match=str(tmp_path)):
         opened(tmp_path)
+    with pytest.raises(ConfigError, match=r"there is no .*elsewhere; a model is a directory"):
+        opened(tmp_path / "elsewhere")
     with pytest.raises(ConfigError, match="no device 'abacus'"):
         opened(tmp_path, LearnSettings(device="abacus"))
 
