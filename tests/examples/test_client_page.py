@@ -20,7 +20,7 @@ def test_the_page(tmp_path: Path) -> None:
     script = Script(turns=["ANSWER: 42", "ANSWER: 54", "ANSWER: 7"], pick="lot")
     with home(tmp_path, script) as (here, env), here.client() as client:
         python = [sys.executable, "-c"]
-        synchronous = typed(tmp_path, env, python, block(PAGE, "python", '"client-sync", handler'), client)
+        synchronous = typed(tmp_path, env, python, block(PAGE, "python", 'batch_id="client-sync"'), client)
         record = client.batch("client-sync")
         assert len(synchronous) == record.groups.informative > 0
         assert record.acknowledged > 0
