@@ -14,6 +14,7 @@ import trio
 
 from prorld.http.openapi import document
 from prorld.http.routing import Route
+from prorld.rollout import verification
 from tests.http.live import live_world
 from tests.http.support import ADMIN, World
 
@@ -70,6 +71,8 @@ async def test_schemathesis_finds_nothing(tmp_path, monkeypatch):
     async with live_world(hold_s_max=0.02) as world:
         # Draining is for ever, and everything after it would be refused.
         monkeypatch.setattr(world.room.supervisor, "drain", lambda: None)
+        # Policies are paused at random here, and scoring again waits for them.
+        monkeypatch.setattr(verification, "RESCORE_S_MAX", 1.0)
         client = await world.connect()
         for job_id in ("a", "b"):
             body: dict[str, Any] = {"job_id": job_id, "handler": "fake", "instance": {}}
