@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import shutil
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import msgspec
 
 from prorld.errors import ConfigError
+from prorld.train.files import written_file
 from prorld.train.records import Seen, StepRecord
 from prorld.train.run_config import RunSettings, unlike
 from prorld.train.shapes import Learner
@@ -92,14 +92,5 @@ class Kept:
 
     def write(self, state: State) -> None:
         """On the disk when it returns, the old one or the new one at any moment."""
-        new = self._file.with_suffix(".new")
-        with new.open("wb") as file:
-            file.write(msgspec.json.format(msgspec.json.encode(state)))
-            file.flush()
-            os.fsync(file.fileno())
-        new.replace(self._file)
-        directory = os.open(self._out, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+        with written_file(self._file) as half:
+            half.write_bytes(msgspec.json.format(msgspec.json.encode(state)))
