@@ -95,6 +95,10 @@ def test_the_list_shows_load_limit_and_cached_share(cli, daemon):
         "DONE": "70", "FAILED": "1", "CACHED": "75%", "VERSION": "4", "MODEL": "smol\\x1b[2J", "URL": "http://a:1",
     }  # fmt: skip
     assert cli("backends", "--policy", "default")[1] == out
+    # What stands before the action belongs to it; a word that is an option's value is no action.
+    assert cli("backends", "--policy", "default", "list")[1] == out
+    cli("backends", "--policy", "add")
+    assert daemon.asked[-1] == "add"
     code, out, _ = cli("backends", "list", "--json")
     assert json.loads(out)["items"][0]["call_limit"] == 32
 
