@@ -7,7 +7,7 @@ import shlex
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -84,10 +84,13 @@ def drive(address: str, state_dir: Path, n: int, within_s: float) -> Report:
     return Report(rows=rows, wall_s=time.monotonic() - started, good=is_good(records), kept_in=kept_in)
 
 
-def until_ready(client: Client, within_s: float) -> None:
-    """Wait for the engine to load; what does not pass by itself, and what takes too long, is told with its cure."""
+def until_ready(client: Client, within_s: float, or_when: Callable[[], bool] = lambda: False) -> None:
+    """Wait for the engine to load; what does not pass by itself, and what takes too long, is told with its cure.
+
+    ``or_when`` says what is as good as ready.
+    """
     until = time.monotonic() + within_s
-    while not (ready := client.ready()).ready:
+    while not (ready := client.ready()).ready and not or_when():
         if any(item.code == "draining" for item in ready.missing):
             # The daemon runs in this process, and only a signal makes it drain.
             raise KeyboardInterrupt

@@ -162,8 +162,13 @@ def _prepare(plan: Plan) -> bool:
 
 def _train(plan: Plan, stop: StopFlag, state: Path, *, as_json: bool) -> EndRecord:
     with Client(state_dir=state, patience_s=PATIENCE_S) as client:
-        until_ready(client, ENGINE_S)
+        until_ready(client, ENGINE_S, partial(_has_old_weights, client, plan.settings.policy))
         return train(plan.settings, client, stop, state_dir=str(state), as_json=as_json)
+
+
+def _has_old_weights(client: Client, policy: str) -> bool:
+    """Whether an engine is kept out for weights of an earlier life: the run begins by giving it those that it needs."""
+    return any(item.state == "quarantined" for item in client.backends(policy).items)
 
 
 def _make_model(plan: Plan) -> None:
