@@ -105,10 +105,11 @@ def assert_learnt(metrics: Metrics) -> None:
     assert ends[-1].optimizer_steps == sum(record.figures is not None for record in metrics.steps)
 
 
-def test_everything_is_killed_and_goes_on(tmp_path):
+@pytest.mark.parametrize("engine", ["vllm", "embedded"])
+def test_everything_is_killed_and_goes_on(tmp_path, engine):
     """SIGKILL to the trainer in the middle of a step ends its daemon and engine, too; the same command goes on."""
     out = tmp_path / "run"
-    flags = engine_flags("vllm")
+    flags = engine_flags(engine)
     with demo(out, *flags) as process:
         until(lambda: steps_done(out) >= 1 or process.poll() is not None, DEMO_S, "a step")
         daemon = read_endpoint(out / "daemon").pid
