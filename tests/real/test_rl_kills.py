@@ -70,6 +70,18 @@ def command(place: Path, name: str, *arguments: str) -> Iterator[subprocess.Pope
                 process.kill()
 
 
+@contextmanager
+def serving(place: Path, engine: VllmServer) -> Iterator[subprocess.Popen[bytes]]:
+    """A daemon on that engine, once it says where it is."""
+    endpoint = place / "state" / "endpoint.json"
+    # Of the one before; its port is nobody's now.
+    endpoint.unlink(missing_ok=True)
+    with command(place, *serve(place, engine)) as process:
+        until(lambda: endpoint.exists() or process.poll() is not None, START_S, "the daemon listens")
+        assert process.poll() is None, (place / "serve.log").read_text()[-LAST_WORDS:]
+        yield process
+
+
 def serve(place: Path, engine: VllmServer) -> list[str]:
     config = place / "daemon.toml"
     config.write_text(
@@ -121,7 +133,7 @@ def has_steps(place: Path, count: int, *processes: subprocess.Popen[bytes]) -> b
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_the_trainer_is_killed(tmp_path, engine, mode):
     """SIGKILL in the middle of a step, one after a checkpoint and one between two."""
-    with command(tmp_path, *serve(tmp_path, engine)) as daemon:
+    with serving(tmp_path, engine) as daemon:
         for step in (1, 2):
             with command(tmp_path, *train(tmp_path, engine, mode)) as trainer:
                 until(lambda step=step, trainer=trainer: has_steps(tmp_path, step, daemon, trainer), RUN_S, "a step")
@@ -135,11 +147,10 @@ def test_the_trainer_is_killed(tmp_path, engine, mode):
 def test_the_daemon_is_killed(tmp_path, engine, mode):
     """SIGKILL in the middle of a step, and another daemon on another port: the same trainer goes on."""
     with ExitStack() as stack:
-        with command(tmp_path, *serve(tmp_path, engine)) as first:
-            until((tmp_path / "state" / "endpoint.json").exists, START_S, "the daemon listens")
+        with serving(tmp_path, engine) as first:
             trainer = stack.enter_context(command(tmp_path, *train(tmp_path, engine, mode)))
             until(lambda: has_steps(tmp_path, 2, first, trainer), RUN_S, "two steps")
             first.kill()
-        with command(tmp_path, *serve(tmp_path, engine)):
+        with serving(tmp_path, engine):
             ends(trainer, tmp_path)
     assert_whole(tmp_path)
