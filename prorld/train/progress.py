@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 
 from prorld.errors import ConfigError
-from prorld.train.files import written_file
 from prorld.train.records import Seen, StepRecord
 from prorld.train.run_config import RunSettings, unlike
 from prorld.train.shapes import Learner
+from prorld.whole_file import written_file
 
 __all__ = ["Kept", "State"]
 
