@@ -87,15 +87,17 @@ class _Adapter:
             groups = self._collect(f"rollout{rollout_id}-r{number}", asked, missing, is_more=number > 0)
             every += groups
             found += [(asked[group.place], group) for group in groups if any(one.is_usable for one in group.rollouts)]
-            unused = [asked[group.place] for group in groups if group.is_unfinished]
+            # Each size of group is a batch, which may bring as many as were missing. By the next call their rollouts
+            # would be of older weights, so it is the prompts that are kept.
+            surplus, found = [own for own, _ in found[target:]], found[:target]
+            unused = surplus + [asked[group.place] for group in groups if group.is_unfinished]
             if unused:
                 data_source.add_samples(unused)
-            if len(found) >= target:
+            if len(found) == target:
                 break
         if len(found) < target:
             message = f"rollout {rollout_id}: {len(found)} groups of {target} after {len(every)} prompts"
             raise ClientError(message, code=NO_USABLE)
-        found = found[:target]
         made = list(self._samples([group for _, group in found], [own for own, _ in found]))
         return made, figures_of(every) | {"prorld/groups_asked": float(len(every))}
 
