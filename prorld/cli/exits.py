@@ -17,6 +17,7 @@ class Exit(IntEnum):
     OK = 0
     FAILED = 1
     USAGE = 2
+    NOTHING_TO_LEARN = 65
     UNAVAILABLE = 69
     TEMPORARY = 75
     PERMISSION = 77

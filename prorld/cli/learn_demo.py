@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     """Start, learn, show, stop."""
     from prorld.cli.local import silence_logs
     from prorld.cli.running import run_trio
-    from prorld.cli.train import must_have_torch
+    from prorld.cli.train import exit_of_end, must_have_torch
 
     must_have_torch()
     if args.samples < 2:
@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
         os._exit(Exit.INTERRUPTED)
     if not args.json:
         _show(plan.out)
-    return Exit.INTERRUPTED if end.why == "interrupted" else Exit.OK
+    return exit_of_end(end)
 
 
 def _show(out: Path) -> None:

@@ -33,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "It may be killed at any moment, and so may the daemon: the same command goes on, and no group is used twice.\n"
         "Ctrl-C ends after the step with a checkpoint. In --out: metrics.jsonl (a line for each step), curve.png,\n"
         "state.json and checkpoints/. The file of --config has the same settings as the flags, which win.\n"
+        "A run in which no group taught anything ends with exit code 65 and says why.\n"
         "\n"
         "The engines have to be able to load weights: vLLM as `prorld engine start vllm` starts it, or the embedded\n"
         "one (--hand-over gguf). `prorld learn-demo` does all of it by itself. docs/train.md explains everything."
@@ -61,7 +62,16 @@ def run(args: argparse.Namespace) -> int:
     use_threads(settings)
     with client_of(args, patience_s=PATIENCE_S) as client, StopFlag() as should_stop:
         end = train(settings, client, should_stop, state_dir=str(state_dir(args.state_dir)), as_json=args.json)
-    return Exit.INTERRUPTED if end.why == "interrupted" else Exit.OK
+    return exit_of_end(end)
+
+
+def exit_of_end(end: EndRecord) -> Exit:
+    """How a run's end is told to scripts: to have nothing to learn is well after a step that learnt something."""
+    from prorld.train.ends import INTERRUPTED, NOTHING
+
+    if end.why == INTERRUPTED:
+        return Exit.INTERRUPTED
+    return Exit.NOTHING_TO_LEARN if end.why == NOTHING and not end.optimizer_steps else Exit.OK
 
 
 def must_have_torch() -> None:

@@ -82,6 +82,41 @@ class Caller:
                 self._follow()
             attempt += 1
 
+    def call_surely(
+        self,
+        method: str,
+        path: str,
+        kind: type[T],
+        refusals: frozenset[str],
+        done: Callable[[], Flow[list[T]]],
+        *,
+        body: msgspec.Struct | None = None,
+    ) -> Flow[T]:
+        """One call that is refused where it was done before.
+
+        After a lost answer such a refusal may be of what this very call did: then ``done`` looks, and what it finds is
+        the answer. Where it finds nothing, the call that was lost may still be in progress, and it is asked for again.
+        """
+        until, attempt, was_lost = time.monotonic() + self._patience_s, 0, False
+        while True:
+            try:
+                return (yield from self.call(method, path, kind, body=body, is_repeatable=False))
+            except ClientError as exc:
+                is_lost = exc.stable_code == CONNECTION_LOST
+                if not is_lost and not (was_lost and exc.stable_code in refusals):
+                    raise
+                refusal = exc
+            found: list[T] = [] if is_lost else (yield from done())
+            if found:
+                return found[0]
+            was_lost = True
+            pause = _BACKOFF_S[min(attempt, len(_BACKOFF_S) - 1)]
+            if time.monotonic() + pause > until:
+                raise refusal
+            yield Nap(pause)
+            self._follow()
+            attempt += 1
+
     def _follow(self) -> None:
         try:
             self._target = self._find()

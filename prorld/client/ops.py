@@ -50,8 +50,16 @@ class OpsCalls(Calls):
 
     @both
     def add_backend(self, request: AddBackend) -> Flow[BackendInfo]:
-        """Let the daemon probe an engine and take it in."""
-        return self._call("POST", "/v1/backends", BackendInfo, body=request)
+        """Let the daemon probe an engine and take it in. After a lost answer the engine that it took is found."""
+
+        def taken() -> Flow[list[BackendInfo]]:
+            path = f"/v1/backends{query(policy=request.policy)}"
+            return [
+                one for one in (yield from self._call("GET", path, BackendList)).items if _is_as_asked(one, request)
+            ]
+
+        refusals = frozenset({"backend_exists"})
+        return self._caller.call_surely("POST", "/v1/backends", BackendInfo, refusals, taken, body=request)
 
     @both
     def replace_backends(self, wanted: SetBackends) -> Flow[BackendSet]:
@@ -60,8 +68,14 @@ class OpsCalls(Calls):
 
     @both
     def remove_backend(self, backend_id: str) -> Flow[None]:
-        """Take an engine out; what runs on it goes on elsewhere."""
-        return self._call("DELETE", f"/v1/backends/{part(backend_id)}", NoneType)
+        """Take an engine out; what runs on it goes on elsewhere. After a lost answer one that is gone was taken out."""
+
+        def gone() -> Flow[list[None]]:
+            yield from ()
+            return [None]
+
+        path, refusals = f"/v1/backends/{part(backend_id)}", frozenset({"not_found"})
+        return self._caller.call_surely("DELETE", path, NoneType, refusals, gone)
 
     @both
     def drain_backend(self, backend_id: str) -> Flow[BackendInfo]:
@@ -92,3 +106,10 @@ class OpsCalls(Calls):
     def set_stages(self, patch: StagesPatch) -> Flow[Stages]:
         """Resize gates; 0 pauses one."""
         return self._call("PATCH", "/v1/stages", Stages, body=patch)
+
+
+def _is_as_asked(one: BackendInfo, request: AddBackend) -> bool:
+    """Whether an engine is what a request makes: one that somebody added in another way is not it."""
+    same = (one.url, one.kind, one.policy, one.max_inflight, one.weight, one.node)
+    asked = (request.url, request.kind, request.policy, request.max_inflight, request.weight, request.node)
+    return same == asked and request.model in (None, one.model)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import secrets
-import time
 from collections.abc import Sequence
 
 import msgspec
 
 from prorld.client.caller import AWAY_S, Calls, part
-from prorld.client.errors import STILL_RUNNING, ClientError, UpdateFailed
+from prorld.client.errors import ClientError
 from prorld.client.flows import Flow, both
+from prorld.client.publishing import Patience, Publication, has_ended
 from prorld.domain.policy import How, Mode
 from prorld.wire.policies import (
     PausedPolicy,
@@ -31,8 +31,6 @@ __all__ = ["ENGINES_S", "PUBLISH_S", "PolicyCalls", "new_pause_id"]
 ENGINES_S = 240.0
 # For large weights from a slow disk.
 PUBLISH_S = 3600.0
-# What a restart of the daemon makes of an update.
-INTERRUPTED = "interrupted"
 _ID_BYTES = 10
 
 
@@ -91,7 +89,7 @@ class PolicyCalls(Calls):
     @both
     def publish(
         self,
-        version: int,
+        version: int | None = None,
         how: How = "reload",
         *,
         path: str | None = None,
@@ -103,29 +101,21 @@ class PolicyCalls(Calls):
         pause_id: str | None = None,
         within_s: float = PUBLISH_S,
         away_s: float = AWAY_S,
+        busy_s: float = 0.0,
+        engines_s: float = 0.0,
     ) -> Flow[PolicyUpdate]:
         """``update_policy`` and its end. Asks again when a restart of the daemon cut the update short.
 
-        Engines that did not take the weights are out, and named in ``backends`` of what is returned; where none took
-        them, ``UpdateFailed``. After ``within_s`` it is ``ClientError`` ``still_running``: the update goes on, and the
-        same call finds it. ``away_s`` is how long the daemon may be gone.
+        Without a ``version`` it is the policy's next one. Engines that did not take the weights are out, and named in
+        ``backends`` of what is returned; where none took them, ``UpdateFailed``. After ``within_s`` it is
+        ``ClientError`` ``still_running``: the update goes on, and the same call finds it. ``away_s`` is how long the
+        daemon may be gone, ``busy_s`` how long somebody else may hold the policy, ``engines_s`` how long there may be
+        no engine.
         """
-        body = _asked(version, how, path, mode, timeout_s, backends, rollback=rollback, pause_id=pause_id)
-        where = f"/v1/policies/{part(policy)}/updates"
-        until = time.monotonic() + within_s
-        while True:
-            asked = yield from self._call("POST", where, PolicyUpdate, body=body, patience_s=away_s)
-            left = max(0.0, until - time.monotonic())
-            one = f"{where}/{part(asked.update_id)}"
-            found = yield from self._caller.poll(one, PolicyUpdate, _has_ended, left, patience_s=away_s)
-            if found.state == "done":
-                return found
-            if found.state == "running" or (found.code == INTERRUPTED and time.monotonic() >= until):
-                message = f"version {version} of policy {policy!r} is not there after {within_s:g} s"
-                raise ClientError(message, code=STILL_RUNNING, retryable=True)
-            if found.code != INTERRUPTED:
-                words = f"version {version} of policy {policy!r} was not loaded: {found.message}"
-                raise UpdateFailed(words, code=found.code or UpdateFailed.code, backends=found.backends)
+        first = 0 if version is None else version
+        body = _asked(first, how, path, mode, timeout_s, backends, rollback=rollback, pause_id=pause_id)
+        patience = Patience(within_s=within_s, away_s=away_s, busy_s=busy_s, engines_s=engines_s)
+        return Publication(self._caller, policy, body, patience, is_next=version is None).made()
 
     @both
     def updates(self, policy: str) -> Flow[Sequence[PolicyUpdate]]:
@@ -136,16 +126,12 @@ class PolicyCalls(Calls):
     def wait_update(self, policy: str, update_id: str, *, within_s: float | None = None) -> Flow[PolicyUpdate]:
         """An update once it has ended, or as it is after ``within_s``."""
         path = f"/v1/policies/{part(policy)}/updates/{part(update_id)}"
-        return self._caller.poll(path, PolicyUpdate, _has_ended, within_s)
+        return self._caller.poll(path, PolicyUpdate, has_ended, within_s)
 
 
 def new_pause_id() -> str:
     """A name for a pause, so that a repeat is the same one."""
     return f"pause-{secrets.token_hex(_ID_BYTES)}"
-
-
-def _has_ended(update: PolicyUpdate) -> bool:
-    return update.state != "running"
 
 
 def _asked(

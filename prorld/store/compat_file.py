@@ -8,7 +8,7 @@ import msgspec
 import trio
 
 from prorld.errors import ConfigError
-from prorld.store.whole_file import replace_file
+from prorld.whole_file import replace_file
 
 __all__ = ["COMPAT_FILE", "CompatFile", "CompatState"]
 

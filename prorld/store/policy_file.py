@@ -14,7 +14,7 @@ import trio
 
 from prorld.domain.policy import PolicyState
 from prorld.errors import ConfigError
-from prorld.store.whole_file import replace_file
+from prorld.whole_file import replace_file
 
 __all__ = ["POLICY_FILE", "PolicyFile"]
 

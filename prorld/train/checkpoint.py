@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from prorld.train.errors import LearnError
-from prorld.train.files import written_file
+from prorld.whole_file import written_file
 
 __all__ = ["Kept", "read_checkpoint", "set_dice", "write_checkpoint"]
 
@@ -40,6 +40,7 @@ def write_checkpoint(directory: Path, kept: Kept, tensors: Mapping[str, Any]) ->
     everything[_DICE] = torch.get_rng_state()
     if torch.cuda.is_available():
         everything[_DICE_CUDA] = torch.cuda.get_rng_state()
+    directory.mkdir(parents=True, exist_ok=True)
     with written_file(directory / _FILE) as half:
         save_file(everything, half, metadata={"prorld": msgspec.json.encode(kept).decode()})
 

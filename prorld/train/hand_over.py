@@ -12,11 +12,11 @@ from typing import Any
 from transformers import AutoTokenizer
 
 from prorld.train.errors import LearnError
-from prorld.train.files import written_directory
 from prorld.train.llamacpp_files import BadModelFile, write_gguf, write_gguf_lora
 from prorld.train.lora import adapter_state, adapters_of, write_adapter
 from prorld.train.model import quiet
 from prorld.train.shapes import Form
+from prorld.whole_file import written_directory
 
 __all__ = ["hand_over", "plain_state"]
 

@@ -10,12 +10,9 @@ Only numpy is needed. Weights are numpy arrays, or tensors that can be made one.
 from __future__ import annotations
 
 import math
-import os
 import re
-import secrets
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -32,6 +29,7 @@ from prorld.train.gguf_layout import (
     padding,
     read_gguf,
 )
+from prorld.whole_file import written_file
 
 __all__ = ["BadModelFile", "Dtype", "write_gguf", "write_gguf_lora"]
 
@@ -275,18 +273,9 @@ def _write(path: Path, like: GgufFile, entries: bytes, entry_count: int, items: 
         size = math.prod(item.shape) * _BYTES[item.kind]
         at += size + padding(size, alignment)
     head = b"GGUF" + struct.pack("<IQQ", like.version, len(items), entry_count) + entries + packed_tensors(listed)
-    half = path.with_name(f".{path.name}.{secrets.token_hex(4)}.new")
-    try:
-        with half.open("xb") as file:
-            file.write(head + bytes(padding(len(head), alignment)))
-            for item in items:
-                data = np.ascontiguousarray(item.make())
-                file.write(data.data)
-                file.write(bytes(padding(data.nbytes, alignment)))
-            file.flush()
-            os.fsync(file.fileno())
-        half.replace(path)
-    except BaseException:
-        with suppress(FileNotFoundError):
-            half.unlink()
-        raise
+    with written_file(path) as half, half.open("xb") as file:
+        file.write(head + bytes(padding(len(head), alignment)))
+        for item in items:
+            data = np.ascontiguousarray(item.make())
+            file.write(data.data)
+            file.write(bytes(padding(data.nbytes, alignment)))

@@ -16,12 +16,13 @@ import msgspec
 
 from prorld.client import Client, ClientError
 from prorld.train.daemon_cpu import DaemonCpu
+from prorld.train.ends import INTERRUPTED, advice, end_of
 from prorld.train.errors import NothingToLearn
 from prorld.train.evaluate import evaluate
 from prorld.train.progress import Kept
 from prorld.train.prompts import prompts_of
 from prorld.train.publish import Published, Publisher, default_directory
-from prorld.train.records import EndRecord, EvalRecord, Metrics, Record, StartRecord, StepRecord, mean
+from prorld.train.records import EndRecord, EvalRecord, Metrics, Record, Seen, StartRecord, StepRecord, mean
 from prorld.train.rollouts import AWAY_S, Collected, Rollouts, Stopped, source_of
 from prorld.train.run_config import RunSettings
 from prorld.train.shapes import Learner, StepFigures
@@ -80,7 +81,7 @@ class Trainer:
             client=client, settings=settings, prompts=prompts, run_id=self._state.run_id, should_stop=should_stop,
             look=self._publisher.look, say=watcher.say, warn=watcher.warn,
         )  # fmt: skip
-        self._source = source_of(self._rollouts)
+        self._source = source_of(self._rollouts, self._state.streams)
 
     def run(self) -> EndRecord:
         """All steps that are left. The end says why it is one."""
@@ -90,12 +91,15 @@ class Trainer:
             why = self._steps()
             self._evaluate(last=True)
         except Stopped:
-            why = "interrupted"
+            why = INTERRUPTED
         self._keep()
-        if why != "interrupted":
-            self._source.close(self._state.step)
+        if why != INTERRUPTED:
+            self._close()
         seconds = time.monotonic() - began
         done = self._state.step - first
+        words = advice(why, self._settings, self._state, is_over_already=not done)
+        if words is not None:
+            self._watcher.warn(words)
         end = EndRecord(
             why=why, step=self._state.step, optimizer_steps=self._learner.step_count, seconds=seconds,
             steps_per_hour=3600 * done / seconds if done else None,
@@ -123,19 +127,14 @@ class Trainer:
         self._evaluate()
 
     def _steps(self) -> str:
-        settings = self._settings
-        while self._state.step < settings.steps:
+        while (why := end_of(self._settings, self._state)) is None:
             if self._should_stop():
                 raise Stopped
-            record = self._step()
-            if self._state.empty >= settings.groups.empty_max:
-                return "nothing_to_learn"
-            if settings.stop_at is not None and record.reward is not None and record.reward >= settings.stop_at:
-                return "reached"
+            self._step()
             self._evaluate()
-        return "complete"
+        return why
 
-    def _step(self) -> StepRecord:
+    def _step(self) -> None:
         """One step; after it the groups count as used, and the engines have what was learnt from them."""
         state, began = self._state, time.monotonic()
         self._daemon_cpu()
@@ -170,7 +169,6 @@ class Trainer:
             daemon_cpu_s=self._daemon_cpu(),
         )
         self._write(record)
-        return record
 
     def _learn(self, found: Collected) -> StepFigures | None:
         """The step itself; none where every rollout of a group is as good as the others."""
@@ -205,6 +203,17 @@ class Trainer:
         if self._state.step != self._on_disk.step:
             self._state = self._on_disk = self._kept.save(self._state, self._learner)
         self._acknowledge()
+
+    def _close(self) -> None:
+        """Nothing goes on for nobody. A later life that has more to do begins behind all that was given out."""
+        given = self._source.given()
+        if given:
+            state = self._state
+            self._state = self._on_disk = msgspec.structs.replace(
+                state, streams=state.streams + 1, cursor=state.cursor + given, seq=0, seen=Seen()
+            )
+            self._kept.write(self._state)
+        self._source.close(self._state.step)
 
     def _acknowledge(self) -> None:
         if self._state.acks:

@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 
 from prorld.errors import ConfigError
-from prorld.train.files import written_file
 from prorld.train.records import Seen, StepRecord
 from prorld.train.run_config import RunSettings, unlike
 from prorld.train.shapes import Learner
+from prorld.whole_file import written_file
 
 __all__ = ["Kept", "State"]
 
@@ -22,7 +22,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     """How far it is after ``step`` steps.
 
     Batches are named after ``run_id``. Version ``base_version + step`` of the policy is what step came to. ``cursor``
-    counts the prompts of batches that have ended; ``seq`` and ``seen`` are of the stream. What ``acks`` names is safe.
+    counts the prompts of batches that have ended; ``seq`` and ``seen`` are of the stream, before which ``streams`` have
+    ended. What ``acks`` names is safe.
     ``record`` is the last step's line, which may be missing in the metrics.
     """
 
@@ -32,6 +33,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     step: int = 0
     optimizer_steps: int = 0
     cursor: int = 0
+    streams: int = 0
     seq: int = 0
     seen: Seen = Seen()
     empty: int = 0

@@ -13,14 +13,11 @@ from prorld.domain.policy import How
 from prorld.train.rollouts import AWAY_S
 from prorld.train.run_config import RunSettings
 from prorld.train.shapes import Learner
-from prorld.wire.policies import PolicyUpdate
 
 __all__ = ["Published", "Publisher", "default_directory"]
 
-# A daemon that ended in the middle is asked again; one that can't load them is not asked for ever.
-TRIES = 5
-PAUSE_S = 2.0
-_AGAIN = frozenset({"interrupted", "no_backend"})
+# How long a daemon that was started again may be without an engine.
+ENGINES_S = 30.0
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - a directory of the user's own is made in it
 
 
@@ -100,25 +97,10 @@ class Publisher:
     def _load(self, version: int, path: Path, only: list[str] | None) -> None:
         settings = self._settings.hand_over
         how: How = "lora" if settings.form in ("lora", "gguf-lora") else "reload"
-        until = time.monotonic() + AWAY_S
-        ended = self._asked(version, how, path, only, until)
-        for _ in range(TRIES - 1):
-            if ended.code not in _AGAIN or time.monotonic() > until:
-                break
-            time.sleep(PAUSE_S)  # noqa: TID251 - there is no event loop on this side
-            ended = self._asked(version, how, path, only, until)
-        if ended.state != "done":
-            words = ended.message if ended.state == "failed" else f"it is still {ended.state}"
-            raise ClientError(f"version {version} could not be loaded: {words}", code=ended.code or "update_failed")
-        for engine in ended.backends:
+        done = self._client.publish(
+            version, how, path=str(path), policy=self._settings.policy, mode=settings.mode,
+            timeout_s=settings.timeout_s, backends=only, within_s=AWAY_S, away_s=AWAY_S, engines_s=ENGINES_S,
+        )  # fmt: skip
+        for engine in done.backends:
             if not engine.ok:
                 self._warn(f"{engine.id} did not take version {version}: {engine.error}")
-
-    def _asked(self, version: int, how: How, path: Path, only: list[str] | None, until: float) -> PolicyUpdate:
-        """The end of one update; asking for it again after a lost answer is the same one."""
-        policy, settings = self._settings.policy, self._settings.hand_over
-        update = self._client.update_policy(
-            policy, version, how, path=str(path), mode=settings.mode, timeout_s=settings.timeout_s, backends=only
-        )
-        left = max(1.0, until - time.monotonic())
-        return self._client.wait_update(policy, update.update_id, within_s=left)

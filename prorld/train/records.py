@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import msgspec
 
 from prorld.train.shapes import StepFigures
+from prorld.whole_file import written_file
 
 __all__ = ["EndRecord", "EvalRecord", "Metrics", "Record", "Seen", "StartRecord", "StepRecord"]
 
@@ -133,12 +133,8 @@ class Metrics:
     def go_back(self, step: int) -> None:
         """Forget what is after the step that the checkpoint has."""
         self.read(step)
-        new = self.path.with_suffix(".new")
-        with new.open("wb") as file:
+        with written_file(self.path) as half, half.open("xb") as file:
             file.writelines(msgspec.json.encode(record) + b"\n" for record in self.records)
-            file.flush()
-            os.fsync(file.fileno())
-        new.replace(self.path)
 
     def add(self, record: Record) -> None:
         """One more line."""

@@ -32,6 +32,8 @@ LOOK_S = 10.0
 _ENDED = "batch_ended"
 # The second: an earlier life met the first, and submitted the batch without.
 _NOTHING_LEFT = frozenset({"leftovers_expired", "batch_exists"})
+# Never there, or forgotten.
+_GONE = (404, 410)
 # A group that waits for its end is worth waiting for as long as the rollouts may take; past that somebody should look.
 STALLED_S = 3600.0
 
@@ -133,6 +135,10 @@ class Source(Protocol):
         """The groups of the step after ``step`` ones. Raises ``Stopped``."""
         ...
 
+    def given(self) -> int:
+        """How many prompts what goes on was given that no ``cursor`` counts."""
+        ...
+
     def close(self, step: int) -> None:
         """End what goes on for nobody."""
         ...
@@ -193,6 +199,10 @@ class StepBatches:
                 raise
             self._all.client.submit_batch(msgspec.structs.replace(batch, carry_from=None))
 
+    def given(self) -> int:
+        """None: each batch has ended with its step."""
+        return 0
+
     def close(self, step: int) -> None:
         """What the last batch left is for no other one."""
         if step:
@@ -200,27 +210,31 @@ class StepBatches:
 
 
 class Stream:
-    """One batch without a target: rollouts go on while the trainer trains, as far ahead as ``max_ready`` lets them."""
+    """One batch without a target: rollouts go on while the trainer trains, as far ahead as ``max_ready`` lets them.
 
-    def __init__(self, rollouts: Rollouts) -> None:
+    At the end of the run it is cancelled; where the run goes on later it has another, of the next ``number``.
+    """
+
+    def __init__(self, rollouts: Rollouts, number: int) -> None:
         self._all = rollouts
-        self._name = f"{rollouts.run_id}-stream"
+        self._names = [f"{rollouts.run_id}-stream{n or ''}" for n in range(number + 1)]
+        self._name = self._names[-1]
 
     def collect(self, step: int, cursor: int, seq: int, seen: Seen) -> Collected:
         """The next groups of the stream; fewer where so many prompts taught nothing that it looks solved."""
         everything, settings = self._all, self._all.settings.groups
         began = time.monotonic()
-        everything.client.submit_batch(everything.batch(self._name, 0, settings.per_step))
-        everything.feed(self._name, 0)
+        everything.client.submit_batch(everything.batch(self._name, cursor, settings.per_step))
+        everything.feed(self._name, cursor)
         found: list[TrainGroup] = []
         tried_max = settings.per_step * settings.prompts_per_group
-        for group in everything.arriving(self._name, 0, seq):
+        for group in everything.arriving(self._name, cursor, seq):
             if group is not None:
                 found.append(to_train(group))
                 seq = group.seq
                 if len(found) == settings.per_step:
                     break
-            elif seen_of(everything.feed(self._name, 0)).since(seen).groups >= tried_max:
+            elif seen_of(everything.feed(self._name, cursor)).since(seen).groups >= tried_max:
                 break
             everything.say(f"step {step + 1}: {len(found)} of {settings.per_step} groups")
         record = everything.client.batch(self._name)
@@ -237,14 +251,24 @@ class Stream:
             seconds=time.monotonic() - began,
         )
 
+    def given(self) -> int:
+        """All of its prompts, where there is one."""
+        try:
+            return self._all.client.batch(self._name).next_offset
+        except ClientError as exc:
+            if exc.status not in _GONE:
+                raise
+            return 0
+
     def close(self, step: int) -> None:
-        """Nobody takes what still runs."""
-        _cancel(self._all.client, self._name)
+        """Nobody takes what still runs; of the one before, too, where a life was killed before it had said so."""
+        for name in self._names[-2:]:
+            _cancel(self._all.client, name)
 
 
-def source_of(rollouts: Rollouts) -> Source:
-    """The one that the settings ask for."""
-    return Stream(rollouts) if rollouts.settings.mode == "async" else StepBatches(rollouts)
+def source_of(rollouts: Rollouts, streams: int) -> Source:
+    """The one that the settings ask for, after so many streams."""
+    return Stream(rollouts, streams) if rollouts.settings.mode == "async" else StepBatches(rollouts)
 
 
 def _cancel(client: Client, batch_id: str) -> None:
@@ -252,7 +276,7 @@ def _cancel(client: Client, batch_id: str) -> None:
         client.cancel_batch(batch_id, reason="the run is over")
     except ClientError as exc:
         # Gone already, or never there: then there is nothing to end.
-        if exc.status not in (404, 409, 410):
+        if exc.status not in (*_GONE, 409):
             raise
 
 

@@ -32,6 +32,7 @@ Temperatures = Annotated[list[Annotated[float, Meta(ge=0, le=100)]], Meta(min_le
 
 # What may be changed when a run goes on: how long it is, what is looked at, how weights get to the engine.
 _FREE = frozenset({"out", "steps", "stop_at", "checkpoint_every", "hand_over", "evaluation"})
+_FREE_GROUPS = frozenset({"empty_max"})
 
 
 class TaskSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -160,5 +161,11 @@ def _check(settings: RunSettings) -> None:
 
 def unlike(old: Mapping[str, Any], new: RunSettings) -> list[str]:
     """The settings in which a run that goes on would not be the same run."""
-    now = msgspec.to_builtins(new)
-    return [name for name in now if name not in _FREE and old.get(name) != now[name]]
+    before, now = _lasting(old), _lasting(msgspec.to_builtins(new))
+    return [name for name in now if before.get(name) != now[name]]
+
+
+def _lasting(settings: Mapping[str, Any]) -> dict[str, Any]:
+    lasting = {name: value for name, value in settings.items() if name not in _FREE}
+    groups = {name: value for name, value in lasting.get("groups", {}).items() if name not in _FREE_GROUPS}
+    return {**lasting, "groups": groups}

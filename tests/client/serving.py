@@ -45,7 +45,7 @@ def handler_for(script):
             self.end_headers()
             self.wfile.write(data)
 
-        do_GET = do_POST = do_PATCH = _do  # noqa: N815 - names that http.server asks for
+        do_GET = do_POST = do_PATCH = do_DELETE = _do  # noqa: N815 - names that http.server asks for
 
         def log_message(self, *args):
             pass

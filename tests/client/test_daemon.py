@@ -8,13 +8,10 @@ from contextlib import ExitStack, contextmanager
 import numpy as np
 import pytest
 
-from prorld.client import Client
+from prorld.client import Client, Sampling, SubmitBatch, SubmitJob
 from prorld.client.arrays import rows_of_group
 from prorld.client.layout import packed
-from prorld.domain.job import Sampling
 from prorld.testing.scripted_engine.script import Latency, Script
-from prorld.wire.batches import SubmitBatch
-from prorld.wire.jobs import SubmitJob
 from tests.client.ways import WAYS, run
 from tests.daemon.support import daemon, scripted_engine, until
 
@@ -43,37 +40,36 @@ class Home:
         self.start()
 
 
-@contextmanager
-def home(place):
-    """A home with a daemon, and an engine that stays."""
+@pytest.fixture(scope="module")
+def here(tmp_path_factory):
+    """A home for all of them, with a daemon, and an engine that stays."""
+    place = tmp_path_factory.mktemp("home")
     with scripted_engine(place, SCRIPT) as engine, ExitStack() as stack:
         yield Home(place, engine, stack)
 
 
-def test_weights_are_moved_over_restarts(way, tmp_path):
-    """The pause of the body is there in the next daemon, also after a body that failed; and an update is made whole."""
-    with home(tmp_path) as here:
+def test_weights_are_moved_over_restarts(way, here):
+    """A pause is there in the next daemon, also one of a body that failed; and an update is made whole."""
 
-        async def scenario(client):
-            assert (await client.publish(1, path="/weights/1")).state == "done"
-            async with client.policy_update(2) as hold:
-                here.replace()
-            assert [result.ok for result in hold.resumed.backends] == [True]
-            with pytest.raises(ZeroDivisionError):
-                async with client.policy_update(3) as hold:
-                    raise ZeroDivisionError
-            info = await client.policy("default")
-            assert (info.version, info.pause.pause_id) == (2, hold.pause_id)
-            async with client.policy_update(3, pause_id=hold.pause_id):
-                here.replace()
-            with interrupting(here):
-                ended = await client.publish(4, path="/weights/4", policy="default")
-            assert (ended.state, ended.version) == ("done", 4)
-            info = await client.policy("default")
-            assert (info.version, info.pause) == (4, None)
-            return [update.code for update in await client.updates("default")]
+    async def scenario(client):
+        before = (await client.policy("default")).version
+        assert (await client.publish(before + 1, path="/weights/1")).state == "done"
+        with pytest.raises(ZeroDivisionError):
+            async with client.policy_update(before + 2) as hold:
+                raise ZeroDivisionError
+        info = await client.policy("default")
+        assert (info.version, info.pause.pause_id) == (before + 1, hold.pause_id)
+        async with client.policy_update(before + 2, pause_id=hold.pause_id) as hold:
+            here.replace()
+        assert [result.ok for result in hold.resumed.backends] == [True]
+        with interrupting(here):
+            ended = await client.publish(path="/weights/3")
+        assert (ended.state, ended.version) == ("done", before + 3)
+        info = await client.policy("default")
+        assert (info.version, info.pause) == (before + 3, None)
+        return [update.code for update in await client.updates("default")][:3]
 
-        assert run(way, scenario, state_dir=here.state, patience_s=30) == [None, "interrupted", None]
+    assert run(way, scenario, state_dir=here.state, patience_s=30) == [None, "interrupted", None]
 
 
 @contextmanager
@@ -91,26 +87,26 @@ def interrupting(here):
     thread.join()
 
 
-def test_groups_and_rollouts_go_on_over_a_restart(way, tmp_path):
+def test_groups_and_rollouts_go_on_over_a_restart(way, here):
     """Each group once, from the daemon that came after too; and its arrays are those of the trajectory."""
-    with home(tmp_path) as here:
+    name = f"over-{way}"
 
-        async def scenario(client):
-            batch = SubmitBatch(
-                batch_id="b", handler="calc", instances=[SUM] * 12, samples_per_group=4, target_groups=2,
-                sampling=Sampling(max_tokens=32),
-            )  # fmt: skip
-            await client.submit_batch(batch)
-            seen = []
-            async for found in client.groups("b", trajectories=True, ack=True):
-                seen.append(found)
-                if len(seen) == 1:
-                    here.replace()
-            jobs = [SubmitJob(handler="calc", instance=SUM) for _ in range(3)]
-            rollouts = [found async for found in client.rollouts(jobs)]
-            return seen, rollouts
+    async def scenario(client):
+        batch = SubmitBatch(
+            batch_id=name, handler="calc", instances=[SUM] * 12, samples_per_group=4, target_groups=2,
+            sampling=Sampling(max_tokens=32),
+        )  # fmt: skip
+        await client.submit_batch(batch)
+        seen = []
+        async for found in client.groups(name, trajectories=True, ack=True):
+            seen.append(found)
+            if len(seen) == 1:
+                here.replace()
+        jobs = [SubmitJob(handler="calc", instance=SUM) for _ in range(3)]
+        rollouts = [found async for found in client.rollouts(jobs)]
+        return seen, rollouts
 
-        seen, rollouts = run(way, scenario, state_dir=here.state)
+    seen, rollouts = run(way, scenario, state_dir=here.state)
     assert len({group.seq for group in seen}) == len(seen) == 2
     assert [found.trajectory.job.job_id for found in rollouts] == [found.record.job_id for found in rollouts]
     for group in seen:

@@ -280,3 +280,64 @@ def test_a_publication_that_takes_too_long_is_told(way, last):
     with serving(update("running"), last) as (address, _):
         found = run(way, scenario, address)
     assert (found.stable_code, found.may_retry) == ("still_running", True)
+
+
+HELD = refused("policy_busy", holder="somebody")
+# What came before it is being written down.
+STARTING = BUSY
+NO_ENGINE = update("failed", code="no_backend", message="policy 'default' has no engine to load them")
+LATER = update("done", version=9)
+
+
+@pytest.mark.parametrize(
+    ("answers", "patience"),
+    [
+        ([HELD, HELD, update("done")], {"busy_s": 60}),
+        ([None, STARTING, update("done")], {}),
+        (
+            [update("running"), NO_ENGINE, update("running"), INTERRUPTED, update("running"), update("done")],
+            {"engines_s": 60},
+        ),
+    ],
+)
+def test_what_passes_by_itself_is_waited_for(way, answers, patience, monkeypatch):
+    """A pause of somebody else, an update that is just being begun, engines that come back; then it is done."""
+    monkeypatch.setattr("prorld.client.publishing.AGAIN_S", 0.001)
+
+    async def scenario(client):
+        return await client.publish(8, path="/w", **patience)
+
+    # The end is asked for once more where it was told at once.
+    with serving(*answers, update("done")) as (address, script):
+        assert run(way, scenario, address, patience_s=0).state == "done"
+    posted = [body for method, _, _, body in script.asked if method == "POST"]
+    assert len(posted) == 3
+    assert len(set(posted)) == 1
+
+
+@pytest.mark.parametrize(("answers", "code"), [([HELD], "policy_busy"), ([update("running"), NO_ENGINE], "no_backend")])
+def test_without_patience_for_it_it_is_told_at_once(way, answers, code):
+    """By its code, and nothing more is asked."""
+
+    async def scenario(client):
+        with pytest.raises(ClientError) as caught:
+            await client.publish(8, path="/w")
+        return caught.value.stable_code
+
+    with serving(*answers) as (address, script):
+        assert run(way, scenario, address, patience_s=0) == code
+    assert len(script.asked) == len(answers)
+
+
+def test_the_next_version_is_the_next_one_also_where_somebody_is_faster(way):
+    """It is read before, and once more where it was given to another update meanwhile."""
+    seven, eight = ((200, {"name": "default", "version": version, "epoch": 0}) for version in (7, 8))
+    answers = [seven, refused("version_too_low", version=8), eight, update("running", version=9), LATER]
+
+    async def scenario(client):
+        return await client.publish(how="none")
+
+    with serving(*answers) as (address, script):
+        assert run(way, scenario, address, patience_s=0).version == 9
+    posted = [json.loads(body)["version"] for method, _, _, body in script.asked if method == "POST"]
+    assert posted == [8, 9]

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Coroutine, Generator
-from typing import Any, assert_type
+from typing import Any, assert_type, get_args, get_type_hints
 
+import msgspec
+
+import prorld.client
 from prorld.client import AsyncClient, Client
 from prorld.client.flows import Items
 from prorld.wire.batches import PackedBatchGroup
@@ -41,3 +44,23 @@ def test_both_faces_have_the_same_methods_and_words() -> None:
         one, other = getattr(sync, name), getattr(awaited, name)
         assert list(inspect.signature(one).parameters) == list(inspect.signature(other).parameters)
         assert one.__doc__
+
+
+def structs_in(kind: Any) -> set[type[msgspec.Struct]]:
+    """Those of a type and of its parts."""
+    if not (isinstance(kind, type) and issubclass(kind, msgspec.Struct)):
+        return {found for part in get_args(kind) for found in structs_in(part)}
+    return {kind}.union(*(structs_in(field.type) for field in msgspec.structs.fields(kind)))
+
+
+def test_what_methods_are_given_is_imported_from_the_client() -> None:
+    """Every request type of every method, and each part of one."""
+    wanted: set[type[msgspec.Struct]] = set()
+    for name in (name for name in dir(Client) if not name.startswith("_")):
+        method = inspect.getattr_static(Client, name)
+        flow = getattr(method, "_blocking", None) or getattr(method, "_iterator", None) or method
+        hints = get_type_hints(inspect.unwrap(flow)) if callable(flow) else {}
+        wanted |= {found for what, hint in hints.items() if what != "return" for found in structs_in(hint)}
+    assert {one.__name__ for one in wanted} >= {"SubmitBatch", "Sampling", "AddBackend", "PutPolicy"}
+    assert [one.__name__ for one in wanted if getattr(prorld.client, one.__name__, None) is not one] == []
+    assert [one.__name__ for one in wanted if one.__name__ not in prorld.client.__all__] == []

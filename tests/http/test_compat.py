@@ -306,13 +306,13 @@ async def test_a_disk_that_refuses_is_told():
     """What could not be written down is not said to be done."""
     async with compat_world() as world:
         await world.ready()
-        (world.room.state / ".compat.json.new").mkdir()
+        (world.room.state / ".compat.json.half").mkdir()
         reply = await world.call("POST", "/add_llm_server", {"address": TOKENS, "engine": world.engine(TOKENS).url})
         assert (reply.status, reply.code) == (503, "journal_failing")
         # The jobs are ended all the same.
         assert (await world.call("POST", "/stop")).status == 200
         assert (await world.call("POST", "/start")).code == "journal_failing"
-        (world.room.state / ".compat.json.new").rmdir()
+        (world.room.state / ".compat.json.half").rmdir()
         # A repetition writes what the first call could not.
         assert (await world.call("POST", "/add_llm_server", {"address": TOKENS})).status == 200
         assert TOKENS in (world.room.state / "compat.json").read_text()

@@ -54,7 +54,7 @@ async def test_the_last_one_wins(tmp_path):
 
 async def test_a_leftover_of_a_crash_is_no_trouble(tmp_path):
     """Half a file beside the whole one is written over."""
-    (tmp_path / f".{POLICY_FILE}.new").write_bytes(b'{"schema"')
+    (tmp_path / f".{POLICY_FILE}.half").write_bytes(b'{"schema"')
     file = PolicyFile(tmp_path)
     assert file.load() == []
     await file.save([STATE])
@@ -111,7 +111,7 @@ async def test_what_can_t_be_written_leaves_the_old_one(tmp_path):
     """The error is the file system's; what was kept is kept."""
     file = PolicyFile(tmp_path)
     await file.save([STATE])
-    (tmp_path / f".{POLICY_FILE}.new").mkdir()
+    (tmp_path / f".{POLICY_FILE}.half").mkdir()
     with pytest.raises(OSError, match="directory"):
         await file.save([])
     assert file.load() == [STATE]

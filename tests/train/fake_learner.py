@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from prorld.train.errors import NothingToLearn
-from prorld.train.files import written_directory
 from prorld.train.shapes import Form, StepFigures, TrainGroup
+from prorld.whole_file import written_directory
 
 
 class FakeLearner:

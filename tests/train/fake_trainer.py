@@ -6,7 +6,7 @@ import json
 import sys
 from pathlib import Path
 
-from prorld.cli.train import StopFlag
+from prorld.cli.train import StopFlag, exit_of_end
 from prorld.cli.train_screen import screen_of
 from prorld.client import Client
 from prorld.client.find import state_dir
@@ -22,6 +22,7 @@ def main() -> None:
     with Client(patience_s=600.0) as client, StopFlag() as stop, screen_of(settings, as_json=True) as screen:
         end = Trainer(settings, client, learner, screen, should_stop=stop, state_dir=state_dir()).run()
     sys.stdout.write(json.dumps({"why": end.why, "steps": learner.step_count, "used": learner.used}) + "\n")
+    sys.exit(exit_of_end(end))
 
 
 if __name__ == "__main__":

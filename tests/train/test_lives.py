@@ -41,7 +41,7 @@ class Daemon:
     def updates(self, _policy: str) -> list[PolicyUpdate]:
         return self.made[::-1]
 
-    def update_policy(self, policy: str, version: int, how: Any, *, path: str, **_: Any) -> PolicyUpdate:
+    def publish(self, version: int, how: Any, *, path: str, **_: Any) -> PolicyUpdate:
         self.calls.append(f"update {version}")
         made = update(version, path, "done")
         self.made.append(made)
@@ -74,6 +74,9 @@ class Source:
             batch_id=f"batch-{step}", groups=self.groups[step], seen=Seen(), seen_all=Seen(), cursor=cursor + 1,
             seq=len(self.groups[step]), seconds=0.0,
         )  # fmt: skip
+
+    def given(self) -> int:
+        return 0
 
     def close(self, step: int) -> None:
         """Nothing goes on."""

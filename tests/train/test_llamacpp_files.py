@@ -85,7 +85,7 @@ def test_the_file_has_the_base_metadata_to_the_bit_and_the_new_weights(tmp_path:
     assert numbers(made, "output_norm.weight").dtype == np.float32
     assert np.array_equal(numbers(made, "rope_freqs.weight"), np.full(PER_HEAD // 2, 2.0))
     assert all((after.data_at + tensor.at) % 32 == 0 for tensor in after.tensors)
-    assert [path.name for path in tmp_path.iterdir() if path.suffix == ".new"] == []
+    assert [path.name for path in tmp_path.iterdir() if path.suffix == ".half"] == []
 
 
 def test_interleaved_rows_rotate_as_halves_do() -> None:

@@ -15,31 +15,34 @@ from typing import Any
 import msgspec
 import pytest
 
+from prorld.cli.exits import Exit
 from prorld.client import Client
 from prorld.testing.scripted_engine.script import Latency, Script
 from prorld.train.records import EvalRecord, Record, StepRecord
-from tests.daemon.support import daemon, environ, scripted_engine, until
+from tests.daemon.support import Started, daemon, environ, scripted_engine, until
 
 ROOT = Path(__file__).parents[2]
 HERE = [point.name for point in entry_points(group="prorld.handlers")]
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif("math" not in HERE, reason="prorld-math is not installed"),
+    pytest.mark.skipif("calc" not in HERE, reason="prorld-calc is not installed"),
 ]
 
 STEPS, GROUPS, SAMPLES = 4, 3, 4
 # Half of the answers are right, so that most groups teach something and some do not.
-SCRIPT = Script(turns=["It is \\boxed{4}.", "It is \\boxed{5}."], pick="lot", latency=Latency(fixed_s=0.05))
+SCRIPT = Script(turns=["ANSWER: 4", "ANSWER: 5"], pick="lot", latency=Latency(fixed_s=0.05))
 
 
 def settings(place: Path, **more: Any) -> Path:
     """A run's file."""
     prompts = place / "prompts.jsonl"
-    prompts.write_text("".join(json.dumps({"problem": f"{n} - {n - 4}", "answer": "4"}) + "\n" for n in range(64)))
+    prompts.write_text(
+        "".join(json.dumps({"question": f"What is {n} - {n - 4}?", "answer": 4}) + "\n" for n in range(64))
+    )
     found = {
         "model": "none", "out": str(place / "run"), "steps": STEPS, "checkpoint_every": 2,
-        "tasks": {"handler": "math", "prompts": str(prompts)},
+        "tasks": {"handler": "calc", "prompts": str(prompts)},
         "groups": {"per_step": GROUPS, "samples": SAMPLES},
         "sampling": {"max_tokens": 32},
         "hand_over": {"directory": str(place / "weights")},
@@ -61,26 +64,38 @@ def toml(found: dict[str, Any]) -> str:
     return "".join(top)
 
 
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
+    """One daemon for the runs of all tests that don't kill it."""
+    place = tmp_path_factory.mktemp("here")
+    with scripted_engine(place, SCRIPT) as engine, daemon(place, engine, talkative=True) as started:
+        yield started
+
+
 @contextmanager
-def trainer(place: Path, file: Path) -> Iterator[subprocess.Popen[str]]:
+def trainer(file: Path, state: Path) -> Iterator[subprocess.Popen[str]]:
     """The run as a process of its own, which does not outlive the test."""
     command = [sys.executable, "-m", "tests.train.fake_trainer", str(file)]
     pipe = subprocess.PIPE
-    with subprocess.Popen(
-        command, env=environ(place / "state"), cwd=ROOT, stdout=pipe, stderr=pipe, text=True
-    ) as process:
+    with subprocess.Popen(command, env=environ(state), cwd=ROOT, stdout=pipe, stderr=pipe, text=True) as process:
         try:
             yield process
         finally:
             process.kill()
 
 
-def ended(process: subprocess.Popen[str]) -> dict[str, Any]:
-    """What it says of itself at its end."""
+def ended(process: subprocess.Popen[str], code: int = 0) -> dict[str, Any]:
+    """What it says of itself at its end; ``err`` is what it told people."""
     out, err = process.communicate(timeout=240)
-    assert process.returncode == 0, err
-    found: dict[str, Any] = json.loads(out.splitlines()[-1])
+    assert process.returncode == code, err
+    found: dict[str, Any] = {**json.loads(out.splitlines()[-1]), "err": err}
     return found
+
+
+def life(place: Path, here: Started, code: int = 0, **more: Any) -> dict[str, Any]:
+    """A whole one."""
+    with trainer(settings(place, **more), here.state) as process:
+        return ended(process, code)
 
 
 def records(place: Path) -> list[Any]:
@@ -117,18 +132,14 @@ def assert_nothing_left(client: Client, place: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_a_run_is_what_was_asked_for(tmp_path, mode):
+def test_a_run_is_what_was_asked_for(tmp_path, here, mode):
     """Steps, records, evaluations, versions, and a reward over all rollouts, not only those that were kept."""
-    with (
-        scripted_engine(tmp_path, SCRIPT) as engine,
-        daemon(tmp_path, engine, talkative=True) as here,
-        here.client() as client,
-        trainer(tmp_path, settings(tmp_path, mode=mode)) as process,
-    ):
-        assert_whole(tmp_path, ended(process))
+    with here.client() as client:
+        before = client.policy("default").version
+        assert_whole(tmp_path, life(tmp_path, here, mode=mode))
         assert_nothing_left(client, tmp_path)
         found = steps_of(tmp_path)
-        assert client.policy("default").version == found[-1].version == 1 + STEPS
+        assert client.policy("default").version == found[-1].version == before + 1 + STEPS
         for record in found:
             assert record.reward is not None
             assert record.groups_seen >= 1
@@ -138,21 +149,16 @@ def test_a_run_is_what_was_asked_for(tmp_path, mode):
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_a_trainer_that_is_killed_goes_on(tmp_path, mode):
+def test_a_trainer_that_is_killed_goes_on(tmp_path, here, mode):
     """SIGKILL in the middle of a step after a checkpoint, and once more; the same command ends all of them."""
     file = settings(tmp_path, mode=mode)
-    with (
-        scripted_engine(tmp_path, SCRIPT) as engine,
-        daemon(tmp_path, engine, talkative=True) as here,
-        here.client() as client,
-    ):
-        for step in (2, 3):
-            with trainer(tmp_path, file) as process:
-                until(lambda step=step: len(steps_of(tmp_path)) >= step, 120, f"{step} steps")
-                process.kill()
-                process.communicate(timeout=30)
-        with trainer(tmp_path, file) as process:
-            assert_whole(tmp_path, ended(process))
+    for step in (2, 3):
+        with trainer(file, here.state) as process:
+            until(lambda step=step: len(steps_of(tmp_path)) >= step, 120, f"{step} steps")
+            process.kill()
+            process.communicate(timeout=30)
+    with here.client() as client, trainer(file, here.state) as process:
+        assert_whole(tmp_path, ended(process))
         assert_nothing_left(client, tmp_path)
 
 
@@ -161,7 +167,7 @@ def test_a_daemon_that_is_killed_is_waited_for(tmp_path, mode):
     """SIGKILL in the middle of a step, another daemon on another port: the run notices nothing but time."""
     with scripted_engine(tmp_path, SCRIPT) as engine, ExitStack() as running_here:
         with daemon(tmp_path, engine, talkative=True) as first:
-            process = running_here.enter_context(trainer(tmp_path, settings(tmp_path, mode=mode)))
+            process = running_here.enter_context(trainer(settings(tmp_path, mode=mode), first.state))
             until(lambda: len(steps_of(tmp_path)) >= 2, 120, "two steps")
             first.process.kill()
             first.process.wait()
@@ -170,61 +176,73 @@ def test_a_daemon_that_is_killed_is_waited_for(tmp_path, mode):
             assert_nothing_left(client, tmp_path)
 
 
-def test_ctrl_c_ends_with_a_checkpoint(tmp_path):
+def test_ctrl_c_ends_with_a_checkpoint(tmp_path, here):
     """SIGINT, then the same command with more steps."""
-    with (
-        scripted_engine(tmp_path, SCRIPT) as engine,
-        daemon(tmp_path, engine, talkative=True),
-    ):
-        with trainer(tmp_path, settings(tmp_path, checkpoint_every=100)) as process:
-            until(lambda: len(steps_of(tmp_path)) >= 1, 120, "a step")
-            process.send_signal(signal.SIGINT)
-            first = ended(process)
-        assert first["why"] == "interrupted"
-        assert first["steps"] >= 1
-        kept = json.loads((tmp_path / "run" / "state.json").read_bytes())
-        assert kept["optimizer_steps"] == first["steps"]
-        with trainer(tmp_path, settings(tmp_path, checkpoint_every=100, steps=STEPS + 1)) as process:
-            assert_whole(tmp_path, ended(process), steps=STEPS + 1)
+    with trainer(settings(tmp_path, checkpoint_every=100), here.state) as process:
+        until(lambda: len(steps_of(tmp_path)) >= 1, 120, "a step")
+        process.send_signal(signal.SIGINT)
+        first = ended(process, Exit.INTERRUPTED)
+    assert first["why"] == "interrupted"
+    assert first["steps"] >= 1
+    kept = json.loads((tmp_path / "run" / "state.json").read_bytes())
+    assert kept["optimizer_steps"] == first["steps"]
+    assert_whole(tmp_path, life(tmp_path, here, checkpoint_every=100, steps=STEPS + 1), steps=STEPS + 1)
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_run_that_is_over_says_so_and_goes_on_with_more_steps(tmp_path, here, mode):
+    """Started again it changes nothing; with more steps it is the same run. Other settings that matter are refused."""
+    evaluation = {"count": 0}
+    first = life(tmp_path, here, mode=mode, steps=1, evaluation=evaluation)
+    again = life(tmp_path, here, mode=mode, steps=1, evaluation=evaluation)
+    assert again["err"].count("the run was over: its 1 steps were made") == 1
+    assert (again["why"], again["used"]) == ("complete", first["used"])
+    end = life(tmp_path, here, mode=mode, steps=2, evaluation=evaluation)
+    assert (end["why"], end["steps"], end["used"][:GROUPS]) == ("complete", 2, first["used"])
+    assert len({*end["used"]}) == 2 * GROUPS
+    with trainer(settings(tmp_path, mode=mode, steps=1, groups={"samples": 2}), here.state) as process:
+        err = process.communicate(timeout=60)[1]
+    assert process.returncode != 0
+    assert "other settings (groups)" in err
+
+
+@pytest.fixture(scope="module")
+def solved(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
+    """A daemon on an engine that is always right."""
+    place = tmp_path_factory.mktemp("solved")
+    script = Script(turns=["ANSWER: 4"])
+    with scripted_engine(place, script) as engine, daemon(place, engine, talkative=True) as started:
+        yield started
 
 
 @pytest.mark.parametrize(("mode", "rule"), [("sync", "spread"), ("sync", "all"), ("async", "spread")])
-def test_a_task_that_is_solved_is_a_normal_end(tmp_path, mode, rule):
-    """Every rollout is right, so there is nothing to learn."""
-    script = Script(turns=["It is \\boxed{4}."])
-    with (
-        scripted_engine(tmp_path, script) as engine,
-        daemon(tmp_path, engine, talkative=True),
-        trainer(tmp_path, settings(tmp_path, mode=mode, groups={"rule": rule, "prompts_per_group": 2})) as process,
-    ):
-        end = ended(process)
+def test_a_task_that_is_solved_is_an_end_of_its_own(tmp_path, solved, mode, rule):
+    """Every rollout is right, so there is nothing to learn: it is told, with an exit code, and goes on when asked."""
+    about: dict[str, Any] = {"mode": mode, "evaluation": {"count": 0}}
+    groups = {"rule": rule, "prompts_per_group": 2}
+    for _ in range(2):
+        end = life(tmp_path, solved, Exit.NOTHING_TO_LEARN, groups=groups, **about)
         assert (end["why"], end["steps"]) == ("nothing_to_learn", 0)
+        assert "all rewards were equal" in end["err"]
+        assert "too easy" in end["err"]
         [record] = steps_of(tmp_path)
         assert (record.reward, record.figures) == (1.0, None)
+    used = json.loads((tmp_path / "run" / "state.json").read_bytes())["cursor"]
+    assert used >= GROUPS
+    life(tmp_path, solved, Exit.NOTHING_TO_LEARN, groups={**groups, "empty_max": 2}, **about)
+    assert [record.step for record in steps_of(tmp_path)] == [1, 2]
+    assert json.loads((tmp_path / "run" / "state.json").read_bytes())["cursor"] >= used + GROUPS
 
 
-def test_rule_all_takes_every_group(tmp_path):
+def test_rule_all_takes_every_group(tmp_path, here):
     """As many prompts as groups, no more."""
-    with (
-        scripted_engine(tmp_path, SCRIPT) as engine,
-        daemon(tmp_path, engine, talkative=True) as here,
-        here.client() as client,
-        # By chance every group of a step may be as good throughout.
-        trainer(tmp_path, settings(tmp_path, groups={"rule": "all", "empty_max": 50})) as process,
-    ):
-        assert ended(process)["why"] == "complete"
-        for record in steps_of(tmp_path):
-            assert (record.groups, record.groups_seen, record.staleness_max) == (GROUPS, GROUPS, 0)
-        for batch in client.batches().items:
-            assert batch.purpose == "eval" or batch.next_offset == GROUPS
-
-
-def test_a_directory_holds_one_run(tmp_path):
-    """Other settings that matter are refused, with their names."""
-    with scripted_engine(tmp_path, SCRIPT) as engine, daemon(tmp_path, engine, talkative=True):
-        with trainer(tmp_path, settings(tmp_path, steps=1)) as process:
-            ended(process)
-        with trainer(tmp_path, settings(tmp_path, steps=1, groups={"samples": 2})) as process:
-            err = process.communicate(timeout=60)[1]
-        assert process.returncode != 0
-        assert "other settings (groups)" in err
+    # By chance every group of a step may be as good throughout.
+    end = life(tmp_path, here, groups={"rule": "all", "empty_max": 50})
+    assert end["why"] == "complete"
+    for record in steps_of(tmp_path):
+        assert (record.groups, record.groups_seen, record.staleness_max) == (GROUPS, GROUPS, 0)
+    run_id = json.loads((tmp_path / "run" / "state.json").read_bytes())["run_id"]
+    with here.client() as client:
+        mine = [batch for batch in client.batches().items if batch.batch_id.startswith(run_id)]
+    assert len(mine) >= STEPS
+    assert all(batch.purpose == "eval" or batch.next_offset == GROUPS for batch in mine)

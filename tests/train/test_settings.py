@@ -116,12 +116,19 @@ def test_the_page_has_every_flag_and_default():
 
 
 def test_the_file_of_the_page_is_one(tmp_path):
-    """As it stands."""
-    [block] = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+    """As it stands; and that of the larger run with what is typed beside it."""
+    one, larger = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
     file = tmp_path / "run.toml"
-    file.write_text(block)
+    file.write_text(one)
     found = read_settings(str(file), {})
-    assert (found.tasks.options, found.evaluation.every) == (tomllib.loads(block)["tasks"]["options"], 10)
+    assert (found.tasks.options, found.evaluation.every) == (tomllib.loads(one)["tasks"]["options"], 10)
+    file.write_text(larger)
+    typed = re.findall(r"^prorld train --config gym.toml --seed (\d) --out (\S+)$", PAGE, re.MULTILINE)
+    runs = [read_settings(str(file), {"tasks.seed": int(seed), "out": out}) for seed, out in typed]
+    assert [run.tasks.seed for run in runs] == [0, 1, 2]
+    assert len({run.out for run in runs}) == 3
+    assert {run.tasks.prompts for run in runs} == {"gym.jsonl"}
+    assert {run.evaluation.prompts for run in runs} == {"held-out.jsonl"}
 
 
 def test_the_page_names_every_field_of_a_step():

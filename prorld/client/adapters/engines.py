@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from prorld.client.adapters.settings import AdapterSettings
 from prorld.client.errors import ClientError
 from prorld.client.sync import Client
-from prorld.domain.policy import How, Mode
+from prorld.domain.policy import How
 from prorld.wire.ops import SetBackend, SetBackends
 from prorld.wire.policies import PolicyUpdate
 
-__all__ = ["ENGINES_REFUSED", "UPDATE_FAILED", "publish", "use_engines"]
+__all__ = ["ENGINES_REFUSED", "MovedWeights", "publish", "use_engines"]
 
 ENGINES_REFUSED = "engines_refused"
-UPDATE_FAILED = "update_failed"
 # How often somebody else may change the set while we do.
 TRIES_MAX = 8
-# A pause of somebody else ends when they say so; this is how often we ask.
-BUSY_PAUSE_S = 0.5
 
 
 def use_engines(client: Client, policy: str, engines: Sequence[SetBackend]) -> None:
@@ -45,36 +42,29 @@ def use_engines(client: Client, policy: str, engines: Sequence[SetBackend]) -> N
         return
 
 
-def publish(
-    client: Client, policy: str, how: How, path: Path | None = None, *, mode: Mode = "abort", within_s: float
-) -> int:
-    """Give the engines of a policy the next version: weights from ``path``, or (``none``) those that they got already.
+class MovedWeights:
+    """The weights of a trainer that moves them into its engines by itself: each step's get a version of their own."""
 
-    Goes on where a daemon that was started again had cut it short, and waits for a pause of somebody else. Answers with
-    the version. Raises ``ClientError`` where no engine took it.
-    """
-    until = time.monotonic() + within_s
-    version = client.policy(policy).version + 1
-    while True:
-        try:
-            begun = client.update_policy(policy, version, how, path=None if path is None else str(path), mode=mode)
-        except ClientError as exc:
-            if exc.stable_code == "version_too_low":
-                version = client.policy(policy).version + 1
-            elif exc.stable_code != "policy_busy" or time.monotonic() >= until:
-                raise
-            time.sleep(BUSY_PAUSE_S)  # noqa: TID251 - there is no event loop on this side
-            continue
-        ended = client.wait_update(policy, begun.update_id, within_s=max(0.0, until - time.monotonic()))
-        if ended.state == "done":
-            return version
-        if ended.state == "running" or ended.code != "interrupted" or time.monotonic() >= until:
-            raise _refused(ended)
+    def __init__(self, client: Client, settings: AdapterSettings, engines: Sequence[SetBackend]) -> None:
+        self._client = client
+        self._settings = settings
+        self._engines = engines
+        self._step: tuple[object, bool] | None = None
+
+    def name(self, step: object, *, is_eval: bool) -> None:
+        """Name those that were moved since the last call; an evaluation comes after an update of the same step."""
+        if self._step == (step, is_eval):
+            return
+        if self._engines:
+            use_engines(self._client, self._settings.policy, self._engines)
+        # Before the first call, too: a trainer that goes on from a checkpoint has put older weights into its engines.
+        publish(self._client, self._settings, "none")
+        self._step = (step, is_eval)
 
 
-def _refused(update: PolicyUpdate) -> ClientError:
-    """Why no engine took the weights, as far as they said."""
-    told = "; ".join(f"{one.id}: {one.error}" for one in update.backends if not one.ok)
-    what = "has not ended" if update.state == "running" else f"failed: {update.message}"
-    message = f"version {update.version} of policy {update.policy} {what}" + (f" ({told})" if told else "")
-    return ClientError(message, code=UPDATE_FAILED)
+def publish(client: Client, settings: AdapterSettings, how: How, path: Path | None = None) -> PolicyUpdate:
+    """Give the policy its next version, and wait for a pause of somebody else meanwhile."""
+    return client.publish(
+        how=how, path=None if path is None else str(path), policy=settings.policy, within_s=settings.update_s,
+        busy_s=settings.update_s, away_s=settings.away_s,
+    )  # fmt: skip

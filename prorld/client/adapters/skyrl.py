@@ -17,7 +17,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from prorld.client.adapters.engines import publish, use_engines
+from prorld.client.adapters.engines import MovedWeights
 from prorld.client.adapters.rollouts import (
     Group,
     Rollout,
@@ -63,9 +63,9 @@ class ProrldGenerator:
             raise ClientError("SkyRL wants every trajectory: informative must be 'all'", code=BAD_SETTINGS)
         urls = getattr(inference_engine_client, "server_urls", None) or []
         named = settings_from(None, engines=[f"vllm={url}" for url in urls])
-        self._engines = self._settings.backends() or named.backends()
+        engines = self._settings.backends() or named.backends()
         self._rollouts = Rollouts(self._settings)
-        self._step: tuple[int, bool] | None = None
+        self._weights = MovedWeights(self._rollouts.client, self._settings, engines)
         self._step_wise = step_wise
         self._filler_id = filler_id
         # Of whoever calls at the same time, one is served after the other.
@@ -83,7 +83,7 @@ class ProrldGenerator:
     def _generate(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         meta, ids = asked.get("batch_metadata"), asked.get("trajectory_ids")
         step, is_eval = (0, False) if meta is None else (int(meta.global_step), meta.training_phase == "eval")
-        self._prepare(step, is_eval=is_eval)
+        self._weights.name(step, is_eval=is_eval)
         instances = instances_of(asked, self._settings.instance_key)
         names = None if ids is None else [one.instance_id for one in ids]
         said = asked.get("sampling_params") or {}
@@ -92,17 +92,6 @@ class ProrldGenerator:
         name = f"{'eval' if is_eval else 'step'}{step}"
         groups = self._rollouts.collect(name, prompts_of(instances, names), sampling, is_eval=is_eval)
         return output_of(groups, ids, step_wise=self._step_wise, filler_id=self._filler_id)
-
-    def _prepare(self, step: int, *, is_eval: bool) -> None:
-        """Name the weights that SkyRL moved since the last call."""
-        if self._step == (step, is_eval):
-            return
-        client, settings = self._rollouts.client, self._settings
-        if self._engines:
-            use_engines(client, settings.policy, self._engines)
-        # Before the first call, too: a trainer that goes on from a checkpoint has put older weights into its engines.
-        publish(client, settings.policy, "none", within_s=settings.update_s)
-        self._step = (step, is_eval)
 
 
 def instances_of(asked: Mapping[str, Any], key: str) -> list[dict[str, Any]]:

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from prorld.client.adapters.engines import publish, use_engines
+from prorld.client.adapters.engines import MovedWeights
 from prorld.client.adapters.rollouts import (
     NO_USABLE,
     Group,
@@ -70,13 +70,13 @@ class _Adapter:
         if said is not None and not isinstance(said, Mapping):
             raise ClientError("prorld in slime's configuration is no mapping", code=BAD_SETTINGS)
         self._settings: AdapterSettings = settings_from(said)
-        self._engines = self._settings.backends() or workers_of(args)
+        engines = self._settings.backends() or workers_of(args)
         self._rollouts = Rollouts(self._settings)
-        self._step: tuple[int, bool] | None = None
+        self._weights = MovedWeights(self._rollouts.client, self._settings, engines)
 
     def train(self, rollout_id: int, data_source: Any) -> tuple[list[list[Any]], dict[str, float]]:
         """So many groups as a rollout has, with new prompts for those that could not be used."""
-        self._prepare(rollout_id, is_eval=False)
+        self._weights.name(rollout_id, is_eval=False)
         target, found = int(self._args.rollout_batch_size), list[tuple[list[Any], Group]]()
         every: list[Group] = []
         for number in range(ROUNDS_MAX):
@@ -87,21 +87,23 @@ class _Adapter:
             groups = self._collect(f"rollout{rollout_id}-r{number}", asked, missing, is_more=number > 0)
             every += groups
             found += [(asked[group.place], group) for group in groups if any(one.is_usable for one in group.rollouts)]
-            unused = [asked[group.place] for group in groups if group.is_unfinished]
+            # Each size of group is a batch, which may bring as many as were missing. By the next call their rollouts
+            # would be of older weights, so it is the prompts that are kept.
+            surplus, found = [own for own, _ in found[target:]], found[:target]
+            unused = surplus + [asked[group.place] for group in groups if group.is_unfinished]
             if unused:
                 data_source.add_samples(unused)
-            if len(found) >= target:
+            if len(found) == target:
                 break
         if len(found) < target:
             message = f"rollout {rollout_id}: {len(found)} groups of {target} after {len(every)} prompts"
             raise ClientError(message, code=NO_USABLE)
-        found = found[:target]
         made = list(self._samples([group for _, group in found], [own for own, _ in found]))
         return made, figures_of(every) | {"prorld/groups_asked": float(len(every))}
 
     def evaluate(self, rollout_id: int) -> dict[str, dict[str, Any]]:
         """The rewards of slime's data sets for evaluation. What no grader judged is in none of them."""
-        self._prepare(rollout_id, is_eval=True)
+        self._weights.name(rollout_id, is_eval=True)
         sample = import_module("slime.utils.types").Sample
         found: dict[str, dict[str, Any]] = {}
         for data in getattr(self._args, "eval_datasets", None) or []:
@@ -129,17 +131,6 @@ class _Adapter:
     def _over_sampling(self) -> int:
         wanted = getattr(self._args, "over_sampling_batch_size", None) or self._args.rollout_batch_size
         return int(wanted) if self._settings.informative == "spread" else int(self._args.rollout_batch_size)
-
-    def _prepare(self, rollout_id: int, *, is_eval: bool) -> None:
-        """Name the weights that slime moved since the last call."""
-        if self._step == (rollout_id, is_eval):
-            return
-        client, settings = self._rollouts.client, self._settings
-        if self._engines:
-            use_engines(client, settings.policy, self._engines)
-        # Before the first call, too: a trainer that goes on from a checkpoint has put older weights into its engines.
-        publish(client, settings.policy, "none", within_s=settings.update_s)
-        self._step = (rollout_id, is_eval)
 
     def _collect(
         self,

@@ -114,7 +114,7 @@ class ProrldRollouts:
         if self._weights is not None:
             path = self._hand_over(trainer, self._weights / f"step-{trainer.state.global_step}")
             if trainer.accelerator.is_main_process:
-                publish(client, settings.policy, self._how, path, within_s=settings.update_s)
+                publish(client, settings, self._how, path)
                 self._forget(path)
         trainer.accelerator.wait_for_everyone()
         self._step = trainer.state.global_step

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
-from prorld.client.adapters.engines import publish, use_engines
+from prorld.client.adapters.engines import MovedWeights
 from prorld.client.adapters.rollouts import (
     Group,
     Rollout,
@@ -58,9 +58,9 @@ class ProrldAgentLoopManager:
             raise ClientError(
                 "verl has one row for each sample: branches is 'last', informative is 'all'", code=BAD_SETTINGS
             )
-        self._engines = self._settings.backends() or _servers_of(llm_client, str(self._rollout.name))
+        engines = self._settings.backends() or _servers_of(llm_client, str(self._rollout.name))
         self._rollouts = Rollouts(self._settings)
-        self._step: tuple[Any, bool] | None = None
+        self._weights = MovedWeights(self._rollouts.client, self._settings, engines)
         # Called from coroutines and from plain functions; verl's own wrapper looks at its caller to tell which.
         self.generate_sequences = import_module("verl.utils.ray_utils").auto_await(self._generate_sequences)
 
@@ -80,7 +80,7 @@ class ProrldAgentLoopManager:
                 f"verl passed a {kind}, and the adapter reads a DataProto: set trainer.use_v1=False", code=BAD_SETTINGS
             )
         is_eval, step = bool(meta.get("validate", False)), meta.get("global_steps", 0)
-        self._prepare(step, is_eval=is_eval)
+        self._weights.name(step, is_eval=is_eval)
         instances = instances_of(rows, len(prompts), self._settings.instance_key)
         groups = self._rollouts.collect(
             f"{'val' if is_eval else 'step'}{step}",
@@ -96,17 +96,6 @@ class ProrldAgentLoopManager:
             response_length=int(self._rollout.response_length),
         )
         return _data_proto(columns)
-
-    def _prepare(self, step: Any, *, is_eval: bool) -> None:
-        """Name the weights that verl moved since the last call; validation comes after an update of the same step."""
-        if self._step == (step, is_eval):
-            return
-        client, settings = self._rollouts.client, self._settings
-        if self._engines:
-            use_engines(client, settings.policy, self._engines)
-        # Before the first call, too: a trainer that goes on from a checkpoint has put older weights into its engines.
-        publish(client, settings.policy, "none", within_s=settings.update_s)
-        self._step = (step, is_eval)
 
     def _sampling(self, rows: Mapping[str, Any], *, is_eval: bool) -> Sampling:
         if not all(bool(one) for one in rows.get("__do_sample__", ())):

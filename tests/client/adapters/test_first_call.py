@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from prorld.client.adapters import skyrl, slime, verl
+from prorld.client.adapters import engines, skyrl, slime, verl
 
 NOBODY = {"address": "http://127.0.0.1:9", "engines": ["vllm=http://127.0.0.1:9"]}
 
@@ -17,17 +17,17 @@ def of_verl() -> Callable[[int], None]:
     rollout = {"custom": {"prorld": NOBODY}}
     config = SimpleNamespace(actor_rollout_ref=SimpleNamespace(rollout=SimpleNamespace(get=rollout.get, name="vllm")))
     manager = verl.ProrldAgentLoopManager(config)
-    return lambda step: manager._prepare(step, is_eval=False)
+    return lambda step: manager._weights.name(step, is_eval=False)
 
 
 def of_skyrl() -> Callable[[int], None]:
     generator = skyrl.ProrldGenerator(NOBODY)
-    return lambda step: generator._prepare(step, is_eval=False)
+    return lambda step: generator._weights.name(step, is_eval=False)
 
 
 def of_slime() -> Callable[[int], None]:
     adapter = slime._Adapter(SimpleNamespace(prorld=NOBODY))
-    return lambda step: adapter._prepare(step, is_eval=False)
+    return lambda step: adapter._weights.name(step, is_eval=False)
 
 
 @pytest.mark.parametrize(("module", "adapter"), [(verl, of_verl), (skyrl, of_skyrl), (slime, of_slime)])
@@ -36,8 +36,8 @@ def test_the_first_weights_have_a_version_of_their_own(
 ) -> None:
     """A trainer that went back to a checkpoint does not sample under the version of what it had later."""
     told: list[str] = []
-    monkeypatch.setattr(module, "use_engines", lambda *_: told.append("engines"))
-    monkeypatch.setattr(module, "publish", lambda *_, **__: told.append("version"))
+    monkeypatch.setattr(engines, "use_engines", lambda *_: told.append("engines"))
+    monkeypatch.setattr(engines, "publish", lambda *_: told.append("version"))
     if module is verl:
         # All that is asked of the trainer's packages here.
         monkeypatch.setattr(verl, "import_module", lambda _: SimpleNamespace(auto_await=lambda called: called))

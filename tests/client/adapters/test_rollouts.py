@@ -171,7 +171,8 @@ def test_engines_of_a_trainer_become_those_of_the_policy(tmp_path: Path) -> None
             assert [item.url for item in before.items] == [second]
             use_engines(client, "default", [SetBackend(url=second, kind="vllm")])
             assert client.backends().generation == before.generation
-            assert [publish(client, "default", "none", within_s=60) for _ in range(2)] == [1, 2]
+            found = settings_from({"update_s": 60})
+            assert [publish(client, found, "none").version for _ in range(2)] == [1, 2]
             assert [item.version for item in client.backends().items] == [2]
             with pytest.raises(ClientError) as caught:
                 use_engines(client, "default", [SetBackend(url="http://127.0.0.1:1", kind="vllm")])

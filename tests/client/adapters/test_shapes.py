@@ -19,6 +19,7 @@ from prorld.client.adapters.rollouts import Group, Rollout, prompts_of
 from prorld.client.adapters.settings import sampling_of
 from prorld.client.adapters.trl import ProrldRollouts, prompts, reward
 from prorld.domain.outcome import Verdict
+from prorld.testing.scripted_engine.script import Fault
 from tests.client.adapters.worlds import needs_calc, sums, talkative, world
 from tests.daemon.support import Started
 
@@ -144,6 +145,25 @@ def test_slime_without_enough_prompts_is_told(here: Started, slime_types: None) 
     source.prorld_adapter._rollouts.close()
 
 
+def test_slime_gets_back_the_prompts_of_surplus_groups(
+    here: Started, slime_types: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As they came: no prompt is lost, and no rollout is kept for a step of other weights."""
+    source = Source(sums(3, first=1), 4)
+    asked = [one.index for one in source._groups[2]]
+    args = slime_args(here, over_sampling_batch_size=3)
+    args.prorld["informative"] = "spread"
+    adapter = slime._Adapter(args)
+    usable = masked(here)[0]
+    monkeypatch.setattr(adapter, "_collect", lambda *_, **__: [usable._replace(place=n) for n in range(3)])
+    made, _ = adapter.train(0, source)
+    assert [one.index for group in made for one in group] == [*range(8)]
+    [back] = source.returned
+    assert [one.index for one in back] == asked
+    assert {one.status for one in back} == {Sample.Status.PENDING}
+    adapter._rollouts.close()
+
+
 def test_a_row_without_an_instance_is_told(here: Started, slime_types: None) -> None:
     """By the trainer's own place for it."""
     source = Source([{}, {}], 2)
@@ -230,6 +250,30 @@ def test_a_row_that_does_not_fit_verl_is_masked(here: Started) -> None:
     columns = verl.columns_of_groups(masked(here), pad_id=9, prompt_length=5, response_length=80)
     assert not any(any(mask) for mask in columns["batch"]["response_mask"])
     assert columns["meta_info"]["timing"]["prorld/rows_trained"] == 0.0
+
+
+def test_a_group_of_which_some_failed_goes_on_without_them(tmp_path: Path) -> None:
+    """From the engine's failure to the trainer's rows: one sample has no reward, and only its own row is masked."""
+    script = msgspec.structs.replace(talkative(), faults=[Fault(kind="status", status=400)])
+    with world(tmp_path, script) as (here, _):
+        generator = skyrl.ProrldGenerator(state_dir=str(here.state), handler="calc", max_attempts=1)
+        out = asyncio.run(generator.generate(generator_input(sums(2, first=1), 3)))
+        generator.close()
+        with here.client() as client:
+            [batch] = client.batches().items
+            groups = list(client.groups(batch.batch_id, after=0))
+            rewards = [reward for group in groups for reward in group.rewards]
+    assert rewards.count(None) == 1
+    assert rewards.count(1.0) == 5
+    masked_rows = [n for n, mask in enumerate(out["loss_masks"]) if not any(mask)]
+    # In the order of the prompts, though groups come as they end.
+    ordered = sorted(groups, key=lambda group: group.index)
+    assert masked_rows == [
+        n for n, reward in enumerate(one for group in ordered for one in group.rewards) if reward is None
+    ]
+    assert out["rewards"] == [1.0] * 6
+    assert out["rollout_metrics"]["prorld/usable"] == 5.0
+    assert sum(count for name, count in out["rollout_metrics"].items() if "unusable" in name) == 1.0
 
 
 def test_slime_removes_what_may_not_be_trained_on(here: Started) -> None:

@@ -134,7 +134,7 @@ def test_skyrl(monkeypatch: pytest.MonkeyPatch) -> None:
     engines = SimpleNamespace(server_urls=["http://127.0.0.1:1"])
     made = typed("skyrl.md")["Exp"]().get_generator(config, SimpleNamespace(pad_token_id=0), engines)
     assert isinstance(made, ProrldGenerator)
-    assert [(one.kind, one.url) for one in made._engines] == [("vllm", "http://127.0.0.1:1")]
+    assert [(one.kind, one.url) for one in made._weights._engines] == [("vllm", "http://127.0.0.1:1")]
     made.close()
     row = typed("skyrl.md", 1)["row"]
     # What is neither prompt nor environment is carried.

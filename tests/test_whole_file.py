@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from prorld.train.files import written_directory, written_file
+from prorld.whole_file import replace_file, written_directory, written_file
 
 
-def test_a_file_takes_the_place_of_the_old_one(tmp_path):
-    """And the directory for it is made."""
-    path = tmp_path / "new" / "state"
+def test_a_file_takes_the_place_of_the_old_one(tmp_path: Path) -> None:
+    """In one move, and what was written beside it is gone."""
+    path = tmp_path / "state"
     for words in ("one", "two"):
         with written_file(path) as half:
             half.write_text(words)
@@ -17,12 +19,12 @@ def test_a_file_takes_the_place_of_the_old_one(tmp_path):
     assert [file.name for file in path.parent.iterdir()] == ["state"]
 
 
-def test_a_file_that_was_not_finished_leaves_the_old_one(tmp_path):
+def test_a_file_that_was_not_finished_leaves_the_old_one(tmp_path: Path) -> None:
     """Nothing of the new one is left."""
     path = tmp_path / "state"
     path.write_text("old")
 
-    def fail():
+    def fail() -> None:
         with written_file(path) as half:
             half.write_text("ne")
             raise RuntimeError
@@ -32,7 +34,17 @@ def test_a_file_that_was_not_finished_leaves_the_old_one(tmp_path):
     assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("state", "old")]
 
 
-def test_a_directory_takes_the_place_of_the_old_one(tmp_path):
+def test_what_a_killed_writer_left_is_not_written_into(tmp_path: Path) -> None:
+    """Were it a link, somebody else's file would be; a file of bytes is its owner's to read."""
+    other, path = tmp_path / "other", tmp_path / "state"
+    other.write_text("other")
+    (tmp_path / ".state.half").symlink_to(other)
+    replace_file(path, b"new")
+    assert (path.read_bytes(), path.stat().st_mode & 0o777) == (b"new", 0o600)
+    assert {file.name: file.read_text() for file in tmp_path.iterdir()} == {"other": "other", "state": "new"}
+
+
+def test_a_directory_takes_the_place_of_the_old_one(tmp_path: Path) -> None:
     """No file of the old one stays in the new one."""
     path = tmp_path / "deep" / "weights"
     for name in ("one", "two"):
@@ -43,13 +55,13 @@ def test_a_directory_takes_the_place_of_the_old_one(tmp_path):
     assert [file.name for file in path.parent.iterdir()] == ["weights"]
 
 
-def test_a_directory_that_was_not_finished_leaves_the_old_one(tmp_path):
+def test_a_directory_that_was_not_finished_leaves_the_old_one(tmp_path: Path) -> None:
     """An engine that reads it meanwhile reads what was."""
     path = tmp_path / "weights"
     path.mkdir()
     (path / "old").touch()
 
-    def fail():
+    def fail() -> None:
         with written_directory(path) as half:
             (half / "new").touch()
             raise RuntimeError
@@ -59,7 +71,7 @@ def test_a_directory_that_was_not_finished_leaves_the_old_one(tmp_path):
     assert [file.name for file in tmp_path.rglob("*")] == ["weights", "old"]
 
 
-def test_what_a_killed_writer_left_is_cleared_away(tmp_path):
+def test_what_a_killed_writer_left_is_cleared_away(tmp_path: Path) -> None:
     """Otherwise each kill would cost a model's size on disk."""
     (tmp_path / ".step-6.half").mkdir()
     (tmp_path / ".step-6.half" / "model").touch()

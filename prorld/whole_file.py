@@ -8,14 +8,25 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["written_directory", "written_file"]
+__all__ = ["replace_file", "written_directory", "written_file"]
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Put ``content`` in the place of a file, for its owner only. Blocks; one writer at a time. Raises ``OSError``."""
+    with written_file(path) as half:
+        fd = os.open(half, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with os.fdopen(fd, "wb") as file:
+            file.write(content)
 
 
 @contextmanager
 def written_file(path: Path) -> Iterator[Path]:
-    """Yields a place to write to; what is there afterwards takes the place of ``path`` in one move."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Yields a place to write to; what is there afterwards takes the place of ``path`` in one move.
+
+    What a killed writer left at that place is gone by then, so a file is for one writer at a time.
+    """
     half = path.with_name(f".{path.name}.half")
+    half.unlink(missing_ok=True)
     try:
         yield half
         _sync(half)
