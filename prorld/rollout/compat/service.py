@@ -2,7 +2,8 @@
 
 Each call of a trainer is answered by what really holds: a stop when every job of this surface is gone, a cancel when
 that job is, a result when it is on the disk. Jobs live on when the trainer that asked hangs up, and when the daemon
-ends: what was started is started at the next start, with the same engines and the same jobs.
+ends: what was started is started at the next start, with the same engines, the same jobs, and the results that nobody
+has got.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from prorld.errors import BadRequest, Conflict, Forgotten, NotFound, Overloaded,
 from prorld.export.prorl import process_result
 from prorld.handlers.registry import Registry
 from prorld.kit.cleanup import shielded
+from prorld.rollout.clock import SystemClock
+from prorld.rollout.compat.earlier import live_records, unfetched_tries
 from prorld.rollout.compat.engines import CompatEngines
 from prorld.rollout.compat.request import Asked, Mark, asked_of, mark_of, usable_id
 from prorld.rollout.compat.tries import Tries, Try
@@ -42,11 +45,9 @@ log: FilteringBoundLogger = structlog.get_logger("prorld.compat")
 STOP_S: Final = 60.0
 # Closing the sockets of engines, and one write.
 CLEAR_S: Final = 30.0
-PAGE: Final = 200
 NOT_STARTED: Final = "not_started"
 ALREADY_STARTED: Final = "already_started"
 _PATCHES: Final = (".diff", ".patch")
-_LIVE: Final = tuple(state for state in JobState if state is not JobState.DONE)
 
 State = Literal["stopped", "running", "stopping"]
 
@@ -83,6 +84,11 @@ class CompatService:
         self._state: State = "stopped"
         self._stopped = trio.Event()
         self._tries = Tries()
+        # Results that ended earlier are of another batch, or of engines that were cleared.
+        self._since = self._kept.since
+        self._clock = SystemClock()
+        self._is_dirty = False
+        self._writes = False
         self._nursery: trio.Nursery | None = None
         self._switching = trio.Lock()
 
@@ -121,6 +127,7 @@ class CompatService:
             if self._state == "running":
                 raise BadRequest("it has been started already", code=ALREADY_STARTED)
             self._starts = True
+            self._since = self._clock.wall()
             try:
                 await self._keep()
             except BaseException:
@@ -202,6 +209,7 @@ class CompatService:
     async def clear_engines(self) -> None:
         """Forget all engines. Jobs wait for the next one; results that nobody has got are of the old ones."""
         self._tries.drop_unfetched()
+        self._since = self._clock.wall()
         # A trainer that hangs up in the middle has cleared them all the same: one that is left has old weights.
         with shielded(CLEAR_S, "clearing the engines"):
             await self._engines.clear()
@@ -228,7 +236,8 @@ class CompatService:
             raise
         result = _result(stored, one.mark)
         # Nothing awaits between here and the answer: a trainer that has hung up by now never comes this far.
-        self._tries.fetch(one)
+        if self._tries.fetch(one):
+            self._keep_soon()
         return result
 
     async def cancel(self, name: str) -> None:
@@ -257,7 +266,7 @@ class CompatService:
             words = "the policy's own tokenizer is used; name a directory with tokenizer.json on the daemon's machine"
             mark = msgspec.structs.replace(mark, noted={**mark.noted, "custom_tokenizer": words})
         elif asked.tokenizer is not None and self._kept.tokenizer != asked.tokenizer:
-            self._room.start_soon(self._keep_quietly, name="compat state")
+            self._keep_soon()
         job = msgspec.structs.replace(asked.job, metadata={"compat": msgspec.to_builtins(mark)})
         one = Try(mark)
         self._tries.begin(one)
@@ -304,8 +313,19 @@ class CompatService:
     # --- what outlives the daemon -------------------------------------------------------------------------------------
 
     async def _restore(self, nursery: trio.Nursery) -> None:
-        """Follow the jobs that live again; those of a server that was being stopped are ended."""
-        for record in await self._records():
+        """Follow the jobs that live again; those of a server that was being stopped are ended, and keep no result."""
+        records = await live_records(self._rollouts)
+        if self._state == "running" and self._since is not None:
+            marks = [mark_of(record.metadata) for record in records]
+            left = await unfetched_tries(
+                self._rollouts,
+                since=self._since,
+                fetched=frozenset(self._kept.fetched),
+                live={mark.job_id for mark in marks if mark is not None},
+                now=self._clock.wall(),
+            )
+            self._tries.restore(left, self._kept.fetched)
+        for record in records:
             mark = mark_of(record.metadata)
             if mark is None or self._tries.live(mark.job_id) is not None:
                 continue
@@ -315,30 +335,34 @@ class CompatService:
             self._tries.begin(one)
             nursery.start_soon(self._follow, one, None, name=f"compat {mark.job_id[:64]}")
 
-    async def _records(self) -> list[JobRecord]:
-        found: list[JobRecord] = []
-        for state in _LIVE:
-            after: str | None = None
-            while True:
-                page = await self._rollouts.list(COMPAT_TENANT, state=state, limit=PAGE, after=after)
-                found += page.items
-                after = page.next
-                if after is None:
-                    break
-        return found
-
     async def _keep(self) -> None:
         """Write down what a restart goes on with, as it is now; ``Overloaded`` where the disk refuses."""
         kept = CompatState(
             started=self._starts,
             addresses=self._engines.addresses,
             tokenizer=self._engines.tokenizer,
+            since=self._since,
+            fetched=self._tries.fetched,
         )
         try:
             await self._file.save(kept)
         except OSError as exc:
             raise Overloaded(f"the state can't be written: {exc}", code="journal_failing", retry_after_s=2.0) from exc
         self._kept = kept
+
+    def _keep_soon(self) -> None:
+        """Write it down without anybody waiting; what comes while it is written is written together after that."""
+        if not self._is_dirty:
+            self._is_dirty = True
+            if not self._writes:
+                self._writes = True
+                self._room.start_soon(self._keep_all, name="compat state")
+
+    async def _keep_all(self) -> None:
+        while self._is_dirty:
+            self._is_dirty = False
+            await self._keep_quietly()
+        self._writes = False
 
     async def _keep_quietly(self) -> None:
         try:
