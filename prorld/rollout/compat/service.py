@@ -89,6 +89,8 @@ class CompatService:
         self._clock = SystemClock()
         self._is_dirty = False
         self._writes = False
+        self._others: list[JobRecord] = []
+        self._began_at = 0.0
         self._nursery: trio.Nursery | None = None
         self._switching = trio.Lock()
 
@@ -111,6 +113,16 @@ class CompatService:
     def policy(self) -> str:
         """The policy of its jobs and of the engines that are named here."""
         return self._policy
+
+    @property
+    def others_restored(self) -> list[JobRecord]:
+        """Jobs of this tenant that lived again when this life began, and that no call of ``process`` asked for."""
+        return self._others
+
+    @property
+    def began_at(self) -> float:
+        """When this life began, on trio's clock."""
+        return self._began_at
 
     @property
     def has_engines(self) -> bool:
@@ -314,6 +326,7 @@ class CompatService:
 
     async def _restore(self, nursery: trio.Nursery) -> None:
         """Follow the jobs that live again; those of a server that was being stopped are ended, and keep no result."""
+        self._began_at = trio.current_time()
         records = await live_records(self._rollouts)
         if self._state == "running" and self._since is not None:
             marks = [mark_of(record.metadata) for record in records]
@@ -327,7 +340,10 @@ class CompatService:
             self._tries.restore(left, self._kept.fetched)
         for record in records:
             mark = mark_of(record.metadata)
-            if mark is None or self._tries.live(mark.job_id) is not None:
+            if mark is None:
+                self._others.append(record)
+                continue
+            if self._tries.live(mark.job_id) is not None:
                 continue
             one = Try(mark)
             one.job_id = record.job_id
