@@ -15,7 +15,7 @@ from msgspec import Meta
 from prorld.domain.ids import COMPAT_TENANT
 from prorld.domain.job import Sampling
 from prorld.domain.outcome import Outcome
-from prorld.errors import BadRequest, Overloaded, RequestError
+from prorld.errors import BadRequest, RequestError
 from prorld.export.nemo_rl import run_answer
 from prorld.export.prorl import timing_of
 from prorld.export.reading import is_usable
@@ -71,9 +71,7 @@ class GymService:
         digest, named = digest_of(row), is_named(row)
         run = self._runs.join(digest, named=named)
         if run is None:
-            if not self._compat.has_engines:
-                words = "no engine was named; POST /add_llm_server first"
-                raise Overloaded(words, code="no_backend", retry_after_s=5.0)
+            self._compat.must_have_engine()
             run = self._runs.begin(digest)
         # A call that is cut off in here has left its job to the next one like it.
         keep = True

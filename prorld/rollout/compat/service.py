@@ -30,6 +30,7 @@ from prorld.rollout.compat.earlier import live_records, unfetched_tries
 from prorld.rollout.compat.engines import CompatEngines
 from prorld.rollout.compat.request import Asked, Mark, asked_of, mark_of, usable_id
 from prorld.rollout.compat.tries import Tries, Try
+from prorld.rollout.compat.troubles import sentence
 from prorld.rollout.service import RolloutService
 from prorld.store.compat_file import CompatFile, CompatState
 from prorld.store.jobs import StoredJob
@@ -124,6 +125,16 @@ class CompatService:
         """When this life began, on trio's clock."""
         return self._began_at
 
+    def must_have_engine(self) -> None:
+        """``Overloaded`` where a job would wait for an engine in vain."""
+        if self._engines.is_empty():
+            words = "there is no engine: POST /add_llm_server first"
+        elif self._engines.is_hopeless():
+            words = f"no engine that was named can be used: {sentence(self._engines.troubles())}"
+        else:
+            return
+        raise Overloaded(words, code="no_backend", retry_after_s=5.0)
+
     @property
     def has_engines(self) -> bool:
         """Whether any engine was named, or is there by its operator's doing."""
@@ -198,7 +209,8 @@ class CompatService:
             place = "init_queue" if one.job_id is None else _place(await self._record(one.job_id))
             if place is not None:
                 count[place] += 1
-        return msgspec.convert(count, CompatStatus)
+        troubles = self._engines.troubles()
+        return msgspec.convert({**count, **({"detail": sentence(troubles)} if troubles else {})}, CompatStatus)
 
     async def _record(self, job_id: str) -> JobRecord | None:
         try:
@@ -215,7 +227,7 @@ class CompatService:
             await self._keep()
         if self._state != "running":
             return False
-        await self._engines.wait_settled(address)
+        await self._engines.wait_asked(address)
         return True
 
     async def clear_engines(self) -> None:
@@ -246,11 +258,18 @@ class CompatService:
             # Nobody will ever get this one: the next call of that name starts anew.
             self._tries.fetch(one)
             raise
-        result = _result(stored, one.mark)
+        result = self._explained(_result(stored, one.mark))
         # Nothing awaits between here and the answer: a trainer that has hung up by now never comes this far.
         if self._tries.fetch(one):
             self._keep_soon()
         return result
+
+    def _explained(self, result: ProcessResult) -> ProcessResult:
+        """Whose time was up may have waited for an engine; what is wrong with those is said with it."""
+        troubles = self._engines.troubles() if result.critical_error == "timeout" else []
+        if not troubles:
+            return result
+        return msgspec.structs.replace(result, error=f"{result.error} (engines: {sentence(troubles)})")
 
     async def cancel(self, name: str) -> None:
         """End the job of this name; returns when it is gone. ``NotFound`` where none runs, or its end came first."""
@@ -270,9 +289,7 @@ class CompatService:
 
     def _begin(self, asked: Asked) -> Try:
         self._handlers.select(None, asked.job.instance)
-        if self._engines.is_empty():
-            words = "there is no engine: POST /add_llm_server first"
-            raise Overloaded(words, code="no_backend", retry_after_s=5.0)
+        self.must_have_engine()
         mark = asked.mark
         if not self._engines.learn_tokenizer(asked.tokenizer):
             words = "the policy's own tokenizer is used; name a directory with tokenizer.json on the daemon's machine"
