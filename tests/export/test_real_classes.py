@@ -55,8 +55,8 @@ def _calm(monkeypatch):
 
 # Those for which TRL has no row, AReaL no version, or OpenRLHF one row for two branches.
 REFUSED = {
-    ("trl", "sub_agent"), ("trl", "compacted"), ("openrlhf", "sub_agent"), ("openrlhf", "compacted"),
-    ("areal", "unknown_version"),
+    ("trl", "sub_agent"), ("trl", "compacted"), ("trl", "nested"), ("openrlhf", "sub_agent"),
+    ("openrlhf", "compacted"), ("openrlhf", "nested"), ("areal", "unknown_version"),
 }  # fmt: skip
 
 
@@ -74,6 +74,14 @@ def test_a_trainer_has_of_a_rollout_what_the_rollout_has(form, make, torch, np):
         return
     rows = json.loads(encode(export(document, form)))
     assert sorted(loader.load(document, rows)) == sorted(expected(document, to_the_end=loader.to_the_end))
+
+
+def test_the_branch_that_stands_for_a_fork_is_whole(torch):
+    """Where OpenRLHF has one row for two or three, on request: the one that was sampled from last."""
+    for make, last in ((made.sub_agent, 0), (made.compacted, 1), (made.nested, 2)):
+        document = make()
+        [loaded] = LOADERS["openrlhf"].load(document, [openrlhf.execution(document, last_branch=True)])
+        assert loaded == expected(document)[last]
 
 
 def test_verl_takes_each_row_as_an_agent_loop_output(torch):
@@ -125,7 +133,7 @@ def test_skyrl_finds_nothing_wrong_with_a_generator_output(np, step_wise):
     """By its own validation, with forks where it trains step-wise, and rows out of the loss where they are neutral."""
     documents = [made.tools(), made.masked(), made.truncated(), made.dropped()]
     if step_wise:
-        documents += [made.sub_agent(), made.compacted()]
+        documents += [made.sub_agent(), made.compacted(), made.nested(), made.masked_fork(), made.unsaid_fork()]
     for n, document in enumerate(documents):
         documents[n] = type(document)(**{
             name: getattr(document, name) for name in document.__struct_fields__ if name != "job"
@@ -196,7 +204,8 @@ def test_nemo_gyms_own_models_take_an_answer_of_run():
     with gym_answer() as model:
         for make in made.USABLE:
             document = make()
-            for answer, branch in zip(nemo_rl.run_answers(document), document.branches, strict=True):
+            branches = [branch for branch in document.branches if any(branch.mask)]
+            for answer, branch in zip(nemo_rl.run_answers(document), branches, strict=True):
                 taken = model.model_validate(json.loads(encode(answer)))
                 assert taken.reward == document.reward
                 sampled = [item for item in taken.response.output if getattr(item, "generation_token_ids", None)]
