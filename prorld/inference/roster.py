@@ -6,6 +6,7 @@ It owns the waiting and the starting again; who gets a lease, and who is well, i
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
@@ -43,10 +44,11 @@ class EmbeddedWish(msgspec.Struct, frozen=True, kw_only=True):
     weights_bytes_max: int = WEIGHTS_BYTES_MAX
 
 
-async def join(pool: BackendPool, request: AddBackend) -> None:
+async def join(pool: BackendPool, request: AddBackend, *, told: Callable[[ProrldError], None] = lambda _: None) -> None:
     """Take a configured engine in as soon as it answers; it may well start later than the daemon.
 
-    One that is in the pool already is in; one that the pool can never take is said once.
+    One that is in the pool already is in; one that the pool can never take is said once. ``told`` hears why each try
+    has failed.
     """
     pause = REJOIN_MIN_S
     while True:
@@ -54,8 +56,10 @@ async def join(pool: BackendPool, request: AddBackend) -> None:
             await pool.add(request)
         except RequestError as exc:
             log.error("backend.refused", url=request.url, policy=request.policy, reason=exc.message)  # noqa: TRY400
+            told(exc)
             return
         except ProrldError as exc:
+            told(exc)
             log.warning("backend.absent", url=request.url, policy=request.policy, reason=chain(exc), again_in_s=pause)
         else:
             return

@@ -17,11 +17,17 @@ FILE_BYTES_MAX = 4 << 20
 
 
 class CompatState(msgspec.Struct, frozen=True, kw_only=True):
-    """All of it. ``tokenizer`` is one that a trainer named, where nobody else had."""
+    """All of it. ``tokenizer`` is one that a trainer named, where nobody else had.
+
+    Results that ended before the instant ``since`` are of an earlier batch or of other engines; ``fetched`` are jobs
+    that ended later, and whose results a trainer has got.
+    """
 
     started: bool = False
     addresses: list[str] = []
     tokenizer: str | None = None
+    since: str | None = None
+    fetched: list[str] = []
 
 
 class CompatFile:

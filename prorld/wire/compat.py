@@ -58,7 +58,10 @@ class Word(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CompatStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """``GET /status``: the jobs of this surface, by the stage they wait for or are in."""
+    """``GET /status``: the jobs of this surface, by the stage they wait for or are in.
+
+    ``detail`` is there only while an engine that was named does not serve, and says why.
+    """
 
     status: Literal["running"] = "running"
     pending_jobs: int = 0
@@ -69,6 +72,7 @@ class CompatStatus(msgspec.Struct, frozen=True, kw_only=True):
     active_run: int = 0
     active_eval: int = 0
     total: int = 0
+    detail: str | UnsetType = UNSET
 
 
 class CompatToolCall(msgspec.Struct, frozen=True, kw_only=True):

@@ -238,6 +238,37 @@ def test_the_daemon_is_killed_in_the_middle(tmp_path: Path) -> None:
             assert_nothing_left(here)
 
 
+def test_the_daemon_is_killed_when_the_work_is_done(tmp_path: Path) -> None:
+    """The trainer had hung up and nobody has got the result: its next try gets it, and nothing is sampled again."""
+    (tmp_path / "e").mkdir()
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        bind = f"127.0.0.1:{probe.getsockname()[1]}"
+    flags = ("--compat-bind", bind)
+    body = {"instance": instances(0, 1)[0], "job_id": "j"}
+    with scripted_engine(tmp_path / "e", mixed(1.0)) as engine:
+        trainer = OldTrainer(f"http://{bind}", samples=1)
+        with daemon(tmp_path, "http://127.0.0.1:9", *flags, settings=WORKERS, talkative=True) as here:
+            trainer.use_engines([f"{engine}/v1"])
+            trainer.must("/start")
+            data = json.dumps(body).encode()
+            head = f"POST /process HTTP/1.1\r\nHost: {bind}\r\nContent-Length: {len(data)}\r\n\r\n"
+            with socket.create_connection(("127.0.0.1", int(bind.rpartition(":")[2])), timeout=20) as leaving:
+                leaving.sendall(head.encode() + data)
+                until(lambda: trainer.call("/status", method="GET")[1]["total"] == 1, 60, "it is taken")
+            until(lambda: trainer.call("/status", method="GET")[1]["total"] == 0, 60, "it has ended")
+            here.process.send_signal(signal.SIGKILL)
+            here.process.wait(20)
+        with daemon(tmp_path, "http://127.0.0.1:9", *flags, settings=WORKERS, talkative=True) as here:
+            status, result = trainer.call("/process", body)
+            assert (status, result["prorld_job_id"], bool(result["messages"])) == (200, "j", True)
+            [record] = records(here)
+            assert (record.job_id, len(record.attempts)) == ("j", 1)
+            # It was got: what comes under that name now is another job.
+            assert trainer.call("/process", body)[1]["prorld_job_id"] != "j"
+            trainer.must("/stop")
+
+
 def test_a_real_tool_and_its_tokens(tmp_path: Path) -> None:
     """Several turns with a tool in a sandbox: calls are in the messages, and every token of the glue has a place."""
     (tmp_path / "e").mkdir()

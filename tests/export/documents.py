@@ -173,6 +173,40 @@ def compacted() -> Trajectory:
     return made.done("compacted", reward=1.0)
 
 
+def nested() -> Trajectory:
+    """A fork of a fork, with an update of the policy and a reward of its own in each."""
+    made = Made()
+    answered(made, "Let me think.")
+    second = made.fork(parent=0, fork_at=6, reason="history_rewrite")
+    told_again(second)
+    second.append_given([60], "prompt", user("So?"))
+    made.sample(second, [70, 71], said("Hm."), versions=[3, 4])
+    third = made.fork(parent=1, fork_at=7, reason="history_rewrite")
+    told_again(third)
+    third.append_given([60], "prompt", user("So?"))
+    made.sample(third, [80], said("5"), versions=[4], finish_reason="length")
+    steps = [StepReward(branch=1, index=8, reward=0.25), StepReward(branch=2, index=7, reward=0.5)]
+    return made.done("nested", reward=0.75, step_rewards=steps, policy_versions=[3, 4], parts={"exact": 0.5})
+
+
+def told_again(branch: Branch) -> None:
+    """What ``asked`` begins with, in a fork."""
+    branch.append_given([1, 2], "prompt", system("Be brief."))
+    branch.append_given([3, 4, 5], "prompt", user("2+3?"))
+    branch.append_given([6], "glue")
+
+
+def unsaid_fork() -> Trajectory:
+    """The history was rewritten, and then there was no room for another turn: a branch in which nothing was sampled."""
+    made = Made()
+    answered(made, "Let me think.")
+    second = made.fork(parent=0, fork_at=6, reason="compaction")
+    told_again(second)
+    second.append_given([60, 61, 62], "prompt", user("So?"))
+    outcome = Outcome(kind=OutcomeKind.POLICY_LIMIT, stage="run", code="context_full")
+    return made.done("unsaid_fork", reward=0.0, outcome=outcome, stop_reason=StopReason.CONTEXT_FULL)
+
+
 def two_versions() -> Trajectory:
     """The policy was updated within a turn; each turn has a reward of its own."""
     made = Made()
@@ -216,6 +250,16 @@ def masked_graded() -> Trajectory:
     return made.done("masked_graded", reward=1.0, verdict=Verdict.MASK)
 
 
+def masked_fork() -> Trajectory:
+    """Two branches and a grade that must not be trained on."""
+    made = Made()
+    answered(made, "I ask.")
+    second = made.fork(parent=0, fork_at=6, reason="compaction")
+    told_again(second)
+    made.sample(second, [70], said("5"))
+    return made.done("masked_fork", reward=1.0, verdict=Verdict.MASK)
+
+
 def dropped() -> Trajectory:
     """The sandbox never came up: no branch."""
     outcome = Outcome(kind=OutcomeKind.ENV_ERROR, stage="init", code="sandbox_failed")
@@ -238,6 +282,6 @@ def unsampled() -> Trajectory:
     return made.done("unsampled", reward=None, verdict=Verdict.DROP, outcome=outcome, stop_reason=None)
 
 
-USABLE = (tools, malformed, sub_agent, compacted, two_versions, unknown_version, truncated)
-UNUSABLE = (masked, masked_graded, dropped, dropped_late, unsampled)
+USABLE = (tools, malformed, sub_agent, compacted, nested, unsaid_fork, two_versions, unknown_version, truncated)
+UNUSABLE = (masked, masked_graded, masked_fork, dropped, dropped_late, unsampled)
 ALL = {make.__name__: make for make in (*USABLE, *UNUSABLE)}

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import ast
+import sys
+import types
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-PLACE = Path(__file__).parents[2] / ".tools" / "trainer-classes"
+ROOT = Path(__file__).parents[2]
+PLACE = ROOT / ".tools" / "trainer-classes"
+PINS = ROOT / "requirements" / "trainer-classes.txt"
 
 
 def of(package: str) -> Path:
@@ -17,6 +23,31 @@ def of(package: str) -> Path:
     if not place.is_dir():
         pytest.skip("scripts/trainer-classes fetches the classes of trainers")
     return place
+
+
+def version_of(package: str) -> str:
+    """The version of a trainer that is fetched."""
+    pins = dict(line.split("==") for line in PINS.read_text().splitlines() if not line.startswith("#"))
+    return pins[package]
+
+
+@contextmanager
+def packages(place: Path, *names: str) -> Iterator[None]:
+    """Modules of a trainer, imported as packages whose own ``__init__`` is not run; gone after the block."""
+    before, path = dict(sys.modules), [*sys.path]
+    sys.path.insert(0, str(place))
+    for name in names:
+        package = types.ModuleType(name)
+        package.__path__ = [str(place / name.replace(".", "/"))]
+        sys.modules[name] = package
+    try:
+        yield
+    finally:
+        sys.path[:] = path
+        roots = {name.split(".")[0] for name in names}
+        for name in [name for name in sys.modules if name.split(".")[0] in roots]:
+            del sys.modules[name]
+        sys.modules.update({name: module for name, module in before.items() if name.split(".")[0] in roots})
 
 
 def definitions(path: Path, *names: str, **given: Any) -> dict[str, Any]:

@@ -163,7 +163,8 @@ def test_openrlhf_and_nemo_rl_have_one_answer_for_a_rollout():
 def test_each_prompt_of_nemo_rl_begins_with_all_tokens_seen(make):
     """What NeMo RL asserts; joined, the turns are the branch up to its last sampled token."""
     document = make()
-    for answer, branch in zip(nemo_rl.run_answers(document), document.branches, strict=True):
+    sampled = [branch for branch in document.branches if any(branch.mask)]
+    for answer, branch in zip(nemo_rl.run_answers(document), sampled, strict=True):
         seen: list[int] = []
         for item in answer["response"]["output"]:
             if "generation_token_ids" in item:
@@ -172,6 +173,58 @@ def test_each_prompt_of_nemo_rl_begins_with_all_tokens_seen(make):
                 seen = item["prompt_token_ids"] + item["generation_token_ids"]
         last = max(n for n, mask in enumerate(branch.mask) if mask)
         assert seen == branch.token_ids[: last + 1]
+
+
+@pytest.mark.parametrize("make", [made.sub_agent, made.compacted, made.nested])
+def test_a_fork_has_one_baseline_and_one_reward_in_every_format(make):
+    """Each of its rows says the reward of the rollout, and which rollout it is of, where the format has a place."""
+    document = make()
+    count = sum(any(branch.mask) for branch in document.branches)
+    rows = verl.agent_loop_outputs(document)
+    assert [row["reward_score"] for row in rows] == [document.reward] * count
+    columns = verl.dataproto_columns([document], pad_id=0)
+    assert columns["non_tensor_batch"]["uid"] == ["g"] * count
+    assert [sum(scores) for scores in columns["batch"]["rm_scores"]] == [document.reward] * count
+    samples = slime.samples(document, index=4)
+    assert [(sample["reward"], sample["rollout_id"]) for sample in samples] == [(document.reward, 4)] * count
+    steps = skyrl.generator_output([document], step_wise=True)
+    assert (steps["rewards"], sum(steps["is_last_step"])) == ([document.reward] * count, 1)
+    assert {tuple(sorted(each.items())) for each in steps["trajectory_ids"]} == {
+        (("instance_id", "g"), ("repetition_id", 0))
+    }
+    workers = trl.worker_samples([document, made.truncated()], group_number=0)
+    # The fork counts once in the mean, so its rows and the other rollout are as far from it.
+    assert [row["advantage"] for row in workers] == pytest.approx([1.0] * count + [-1.0], rel=1e-6)
+    assert [row["reward"] for row in prime_rl.training_samples(document)] == [document.reward] * count
+    episode = areal.episode(document)
+    assert episode is not None
+    assert episode["rewards"] == [document.reward] * count
+    assert [row["reward"] for row in nemo_rl.run_answers(document)] == [document.reward] * count
+
+
+def test_a_fork_that_may_not_be_trained_on_has_one_row_at_the_most():
+    """Where a place must be kept for the rollout it is one place, with nothing in it to train on."""
+    document = made.masked_fork()
+    [sample] = slime.samples(document)
+    assert (sample["tokens"], sample["loss_mask"], sample["reward"]) == ([1, 2, 3, 4, 5, 6, 70], [0], None)
+    found = trl.rollout([document])
+    assert (found["completion_ids"], found["env_mask"], found["env_reward"]) == ([[70]], [[0]], [None])
+    output = skyrl.generator_output([document], step_wise=True, unusable="neutral")
+    assert (output["loss_masks"], output["is_last_step"], output["rewards"]) == ([[0]], [True], [0.0])
+    assert trl.worker_samples([document], group_number=0) == []
+    assert verl.agent_loop_outputs(document) == nemo_rl.run_answers(document) == atropos.scored_items(document) == []
+    assert (areal.episode(document), prime_rl.training_samples(document)) == (None, [])
+
+
+def test_a_branch_without_a_word_of_the_policy_is_no_row():
+    """The rollout goes on in it, but there is nothing to train on; what was cut off is said of the other."""
+    document = made.unsaid_fork()
+    [row] = verl.agent_loop_outputs(document)
+    assert (row["response_ids"], row["extra_fields"]["branch"]) == ([10, 11], 0)
+    assert trl.rollout([document])["completion_ids"] == [[10, 11]]
+    assert openrlhf.execution(document)["observation_tokens"] == [1, 2, 3, 4, 5, 6, 10, 11]
+    assert [sample["status"] for sample in slime.samples(document)] == ["truncated"]
+    assert skyrl.generator_output([document], step_wise=True)["is_last_step"] == [True]
 
 
 def test_areal_never_makes_up_a_version():

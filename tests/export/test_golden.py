@@ -75,7 +75,8 @@ def test_every_sampled_token_is_trained_on_once_and_nothing_else_is(form, make):
     document = make()
     rows = tried(document, form)
     if isinstance(rows, str):
-        assert (form, rows, len(document.branches)) == ("trl", "several_branches", 2)
+        assert (form, rows) == ("trl", "several_branches")
+        assert sum(any(branch.mask) for branch in document.branches) > 1
         return
     ids, mask, logprobs = TRAINED[form]
     found = []

@@ -5,11 +5,25 @@ from __future__ import annotations
 import pytest
 import trio
 
+from prorld.rollout.compat.request import Mark
+from prorld.rollout.compat.tries import UNFETCHED_S, Tries, Try
+from prorld.store.compat_file import CompatFile, CompatState
 from prorld.testing.scripted_engine.script import Latency, Script
 from prorld.wire.compat import ProcessRequest, ProcessResult
 from prorld.wire.ops import StagePatch, StagesPatch
 from tests.http.compat_support import ENGINE, OTHER, TENANT, compat_world, hang, joined, running, slow
 from tests.http.raw_client import Reply, until
+
+BODY = {"instance": {"data_source": "task", "seconds": {"run": 0.2}}, "job_id": "x"}
+
+
+async def abandoned(world):
+    """A call whose trainer hangs up, to the end of its job."""
+    client = await world.connect()
+    await client.send("POST", "/process", BODY)
+    await until(lambda: len(world.service._tries) == 1)
+    client.stream.socket.close()
+    await until(lambda: len(world.service._tries) == 0)
 
 
 async def test_an_engine_that_is_not_up_yet_joins_when_it_is(autojump_clock):
@@ -86,19 +100,11 @@ async def test_an_unfetched_result_is_given_once_and_not_beyond_a_change_of_engi
     """The same body gets it; after new engines, or a stop, the job runs anew."""
     async with compat_world() as world:
         await world.ready()
-        body = {"instance": {"data_source": "task", "seconds": {"run": 0.2}}, "job_id": "x"}
-
-        async def abandon() -> None:
-            client = await world.connect()
-            await client.send("POST", "/process", body)
-            await until(lambda: len(world.service._tries) == 1)
-            client.stream.socket.close()
-            await until(lambda: len(world.service._tries) == 0)
-
-        await abandon()
+        body = BODY
+        await abandoned(world)
         assert (await world.call("POST", "/process", body)).json["prorld_job_id"] == "x"
         assert (await world.call("POST", "/process", body)).json["prorld_job_id"] != "x"
-        await abandon()
+        await abandoned(world)
         count = len(await world.jobs())
         await world.call("POST", "/clear_llm_server")
         await world.call("POST", "/add_llm_server", {"address": ENGINE})
@@ -241,3 +247,61 @@ async def test_the_next_life_goes_on(tmp_path):
         assert (await world.call("POST", "/stop")).status == 200
     async with compat_world(state=tmp_path, scripts=[Script()]) as world:
         assert (await world.call("GET", "/status")).status == 503
+
+
+async def test_the_next_life_has_the_results_that_nobody_has_got(tmp_path):
+    """The same body gets it and nothing runs twice; another body of that name is another job, as ever."""
+    async with compat_world(state=tmp_path, scripts=[Script(turns=["fine"])]) as world:
+        await world.ready()
+        await abandoned(world)
+    async with compat_world(state=tmp_path, scripts=[Script(turns=["fine"])]) as world:
+        other = {"instance": {"data_source": "task", "reward": 0.5}, "job_id": "x"}
+        result = (await world.call("POST", "/process", BODY)).json
+        assert (result["prorld_job_id"], result["reward"]) == ("x", 1.0)
+        assert await world.jobs() == ["x"]
+        assert (await world.call("POST", "/process", other)).json["prorld_job_id"] != "x"
+
+
+@pytest.mark.parametrize("what", ["fetched", "cleared", "stopped", "forgotten", "old"])
+async def test_the_next_life_gives_no_result_that_it_must_not_give(tmp_path, what, monkeypatch):
+    """One that was got, of engines that were cleared, of a batch that was stopped, or of too long ago."""
+    async with compat_world(state=tmp_path, scripts=[Script(turns=["fine"])]) as world:
+        await world.ready()
+        if what == "fetched":
+            assert (await world.call("POST", "/process", BODY)).json["prorld_job_id"] == "x"
+            await until(lambda: CompatFile(tmp_path).load().fetched == ["x"])
+        else:
+            await abandoned(world)
+        if what == "cleared":
+            await world.call("POST", "/clear_llm_server")
+            await world.call("POST", "/add_llm_server", {"address": ENGINE})
+        elif what == "stopped":
+            await world.call("POST", "/stop")
+            await world.call("POST", "/start")
+        elif what == "forgotten":
+            # As a version wrote it that knew nothing of this.
+            kept = CompatFile(tmp_path).load()
+            await CompatFile(tmp_path).save(CompatState(started=kept.started, addresses=kept.addresses))
+    if what == "old":
+        monkeypatch.setattr("prorld.rollout.compat.earlier.UNFETCHED_S", -1.0)
+    async with compat_world(state=tmp_path, scripts=[Script(turns=["fine"])]) as world:
+        result = (await world.call("POST", "/process", BODY)).json
+        assert (result["prorld_job_id"] != "x", result["reward"]) == (True, 1.0)
+
+
+async def test_a_result_that_was_got_twice_is_written_down_once_and_for_a_while(autojump_clock):
+    """What is known of results that were got is bounded in time and number, as the results are."""
+    tries = Tries()
+    left = []
+    for n in range(3):
+        one = Try(Mark(job_id=f"n{n}", body="b", total_s=1.0))
+        one.job_id = f"j{n}"
+        left.append((one, 10.0 * n))
+    tries.restore(left, ["earlier"])
+    assert [tries.unfetched(one.mark) for one, _ in left] == [one for one, _ in left]
+    assert [tries.fetch(left[0][0]) for _ in range(2)] == [True, False]
+    assert tries.fetched == ["earlier", "j0"]
+    await trio.sleep(UNFETCHED_S - 15)
+    assert [tries.unfetched(one.mark) is one for one, _ in left] == [False, True, False]
+    await trio.sleep(20)
+    assert tries.fetched == []

@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import trio
 
+from prorld.rollout.compat.rows import LEFT_S, Runs
 from prorld.testing.scripted_engine.script import Script
-from tests.http.compat_support import ENGINE, TENANT, compat_world, slow
+from tests.http.compat_support import ENGINE, TENANT, compat_world, running, slow
+from tests.http.raw_client import until
 
 PARAMS = {"input": [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": "Hello?"}]}
 
@@ -139,3 +142,101 @@ async def test_stop_is_not_for_rows():
         await client.send("POST", "/run", row)
         assert (await world.call("POST", "/stop")).status == 200
         assert (await client.reply()).status == 200
+
+
+ROW = {"responses_create_params": PARAMS, "data_source": "task", "prompt": "x", "_rowidx": 3}
+LONG = {"seconds": {"run": 0.4}}
+
+
+async def left(world, row):
+    """A call whose connection breaks while its job runs; returns when the server knows."""
+    client = await world.connect()
+    await client.send("POST", "/run", row)
+    await until(lambda: any(run.waiting for run in runs(world)))
+    client.stream.socket.close()
+    await until(lambda: not any(run.waiting for run in runs(world)))
+
+
+def runs(world):
+    """All jobs of rows that are known."""
+    return [run for alike in world.app._gym._runs._runs.values() for run in alike]
+
+
+async def test_a_row_that_is_sent_again_is_not_run_again():
+    """After a broken connection the same bytes find their job; another row, or one more that is alike, is another."""
+    async with compat_world() as world:
+        world.engine(ENGINE)
+        await world.call("POST", "/add_llm_server", {"address": ENGINE})
+        await left(world, ROW | LONG)
+        replies = []
+
+        async def ask(row):
+            replies.append(await world.call("POST", "/run", row))
+
+        async with trio.open_nursery() as nursery:
+            for row in (ROW | LONG, ROW | LONG, ROW | LONG | {"_rowidx": 4}):
+                nursery.start_soon(ask, row)
+        assert [reply.status for reply in replies] == [200] * 3
+        assert len({reply.json["prorld_job_id"] for reply in replies}) == 3
+        assert len(await world.jobs()) == 3
+        # Each was got, so a row like them is another one now.
+        assert (await world.call("POST", "/run", ROW | LONG)).status == 200
+        assert len(await world.jobs()) == 4
+
+
+async def test_a_row_with_an_id_of_its_own_has_one_job():
+    """Joined while it runs, answered again when it is done; other fields with that id are another row."""
+    async with compat_world() as world:
+        world.engine(ENGINE)
+        await world.call("POST", "/add_llm_server", {"address": ENGINE})
+        named = ROW | LONG | {"_ng_rollout_id": "step-1-3"}
+        replies = []
+
+        async def ask():
+            replies.append(await world.call("POST", "/run", named))
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(3):
+                nursery.start_soon(ask)
+        replies.append(await world.call("POST", "/run", named))
+        assert {reply.json["prorld_job_id"] for reply in replies} == set(await world.jobs())
+        assert len(await world.jobs()) == 1
+        assert (await world.call("POST", "/run", named | {"_rowidx": 9})).status == 200
+        assert len(await world.jobs()) == 2
+
+
+async def test_a_row_that_failed_runs_anew():
+    """With an id or without: what has no answer is tried again, and not told again."""
+    async with compat_world() as world:
+        for name in (None, "a"):
+            for _ in range(2):
+                assert (await run(world, fail={"eval": "grader"}, _ng_rollout_id=name)).status == 503
+        assert len(await world.jobs()) == 4
+        assert runs(world) == []
+
+
+async def test_the_next_life_finds_the_jobs_of_rows(tmp_path):
+    """A row whose call broke off with the daemon finds its job running again."""
+    async with compat_world(state=tmp_path, scripts=[slow()]) as world:
+        await world.call("POST", "/add_llm_server", {"address": ENGINE})
+        client = await world.connect()
+        await client.send("POST", "/run", ROW)
+        await running(world)
+    async with compat_world(state=tmp_path, scripts=[Script(turns=["fine"])]) as world:
+        reply = await world.call("POST", "/run", ROW)
+        assert [reply.json["prorld_job_id"]] == await world.jobs()
+
+
+async def test_what_was_left_is_kept_for_a_while(autojump_clock):
+    """And not beyond that, nor without bound."""
+    known = Runs()
+    first, second = known.begin("row"), known.begin("row")
+    assert known.join("row", named=False) is None
+    known.leave(first, keep=True)
+    await trio.sleep(LEFT_S - 1)
+    assert known.join("row", named=False) is first
+    known.leave(first, keep=True)
+    known.leave(second, keep=True)
+    await trio.sleep(LEFT_S + 1)
+    assert known.join("row", named=True) is None
+    assert len(known) == 0

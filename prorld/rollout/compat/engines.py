@@ -18,11 +18,12 @@ import structlog
 import trio
 from structlog.typing import FilteringBoundLogger
 
-from prorld.errors import BadRequest, NotFound, Overloaded
+from prorld.errors import BadRequest, NotFound, Overloaded, ProrldError
 from prorld.inference.engines import same_address
 from prorld.inference.policies import Policies, PolicySource
 from prorld.inference.pool import BackendPool
 from prorld.inference.roster import join
+from prorld.rollout.compat.troubles import is_final, why_not, words_of
 from prorld.wire.ops import AddBackend, BackendInfo
 
 __all__ = ["CompatEngines"]
@@ -41,7 +42,15 @@ class _Named:
         self.request = request
         self.scope = trio.CancelScope()
         self.settled = trio.Event()
+        # At its first answer, good or bad.
+        self.asked = trio.Event()
+        self.trouble: ProrldError | None = None
         self.backend_id: str | None = None
+
+    def tell(self, trouble: ProrldError) -> None:
+        """A try to bring it in has failed."""
+        self.trouble = trouble
+        self.asked.set()
 
 
 class CompatEngines:
@@ -72,6 +81,26 @@ class CompatEngines:
     def is_empty(self) -> bool:
         """Whether no engine was named, and the policy has none of its operator's either."""
         return not self._named and not self._pool.list(self._policy).items
+
+    def is_hopeless(self) -> bool:
+        """Whether there is no engine, and none of those that were named can be waited for."""
+        if self._pool.list(self._policy).items:
+            return False
+        return all(
+            named.settled.is_set() or (named.trouble is not None and is_final(named.trouble))
+            for named in self._named.values()
+        )
+
+    def troubles(self) -> list[str]:
+        """Why engines do not serve, those that were named first; empty where all do."""
+        there = {same_address(info.url): info for info in self._pool.list(self._policy).items}
+        found = [
+            words_of(url, named.trouble, was_there=named.settled.is_set())
+            for url, named in self._named.items()
+            if url not in there
+        ]
+        found += [words for info in there.values() if (words := why_not(info)) is not None]
+        return found
 
     def kind_of(self, address: str) -> AddBackend:
         """What an address stands for; ``BadRequest`` for one that can never be."""
@@ -104,12 +133,12 @@ class CompatEngines:
         named = self._named[request.url] = _Named(request)
         nursery.start_soon(self._join, named, name=f"join {address}")
 
-    async def wait_settled(self, address: str) -> None:
-        """Wait a little for the engine to join; one that does not answer yet is asked again without anybody waiting."""
+    async def wait_asked(self, address: str) -> None:
+        """Wait a little for the engine to join; one that does not answer is asked again without anybody waiting."""
         named = self._named.get(same_address(address))
         if named is not None:
             with trio.move_on_after(PROBE_S):
-                await named.settled.wait()
+                await named.asked.wait()
 
     async def clear(self) -> None:
         """Forget all of them. Jobs that hold one wait for the next engine at their next call."""
@@ -148,16 +177,18 @@ class CompatEngines:
             if self._is_there(named.request.url):
                 return
             with named.scope:
-                await join(self._pool, named.request)
+                await join(self._pool, named.request, told=named.tell)
             came = next((info.backend_id for info in self._at(named.request.url)), None)
             if not named.scope.cancel_called:
                 named.backend_id = came
+                named.trouble = named.trouble if came is None else None
             elif came is not None and not named.scope.cancelled_caught:
                 # It came in at the very moment in which it was cleared.
                 with suppress(NotFound):
                     await self._pool.remove(came)
         finally:
             named.settled.set()
+            named.asked.set()
 
     def _at(self, url: str) -> Iterator[BackendInfo]:
         place = same_address(url)

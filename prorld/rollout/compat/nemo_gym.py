@@ -6,7 +6,6 @@ would stand for it is a zero, and that would be trained on.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Mapping
 from typing import Annotated, Any, Final
 
@@ -16,20 +15,23 @@ from msgspec import Meta
 from prorld.domain.ids import COMPAT_TENANT
 from prorld.domain.job import Sampling
 from prorld.domain.outcome import Outcome
-from prorld.errors import BadRequest, Overloaded
+from prorld.errors import BadRequest, RequestError
 from prorld.export.nemo_rl import run_answer
 from prorld.export.prorl import timing_of
 from prorld.export.reading import is_usable
 from prorld.rollout.compat.request import budget
+from prorld.rollout.compat.rows import Runs, digest_of, is_named
 from prorld.rollout.compat.service import CompatService, Rollouts
 from prorld.wire.codec import convert
 from prorld.wire.jobs import SubmitJob
 
 __all__ = ["GymAnswer", "GymService", "gym_job"]
 
+# Under this name of its metadata a job remembers its row.
+MARK: Final = "nemo_gym"
 ROLES: Final = {"developer": "system", "system": "system", "user": "user"}
 _PROMPTS: Final = ("prompt", "problem", "question", "question_content", "description")
-_OWN: Final = frozenset({"agent_ref", "handler", "_ng_task_index", "_ng_rollout_index"})
+_OWN: Final = frozenset({"agent_ref", "handler", "_ng_task_index", "_ng_rollout_index", "_ng_rollout_id"})
 
 
 class ResponseParams(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,13 +58,37 @@ class GymService:
         self._rollouts = rollouts
         self._compat = compat
         self._total_s = total_s
+        self._runs = Runs()
+        self._is_restored = False
 
     async def run(self, row: Mapping[str, Any]) -> GymAnswer:
-        """Run a row to its end. A caller that leaves ends its own wait; the job goes on within its budget."""
-        if not self._compat.has_engines:
-            raise Overloaded("no engine was named; POST /add_llm_server first", code="no_backend", retry_after_s=5.0)
+        """Run a row to its end, or wait for the job that it has already.
+
+        A caller that leaves ends its own wait; the job goes on within its budget, and a row like it finds it again.
+        """
         job = gym_job(row, policy=self._compat.policy, total_s=self._total_s)
-        record, _ = await self._rollouts.submit(job, COMPAT_TENANT, digest=secrets.token_hex(16))
+        self._restore()
+        digest, named = digest_of(row), is_named(row)
+        run = self._runs.join(digest, named=named)
+        if run is None:
+            self._compat.must_have_engine()
+            run = self._runs.begin(digest)
+        # A call that is cut off in here has left its job to the next one like it.
+        keep = True
+        try:
+            found = await self._answer(row, msgspec.structs.replace(job, job_id=run.job_id, metadata=_mark(digest)))
+            # Without an id, equal rows that come now are other rows.
+            keep = named and found.answer is not None
+        except RequestError:
+            keep = False
+            raise
+        finally:
+            self._runs.leave(run, keep=keep)
+        return found
+
+    async def _answer(self, row: Mapping[str, Any], job: SubmitJob) -> GymAnswer:
+        digest = job.metadata[MARK]["row"]
+        record, _ = await self._rollouts.submit(job, COMPAT_TENANT, digest=digest)
         await self._rollouts.wait_done(record.job_id, COMPAT_TENANT)
         stored = await self._rollouts.stored(record.job_id, COMPAT_TENANT, "its answer is there when it is done")
         document = stored.trajectory
@@ -76,6 +102,20 @@ class GymService:
             }
         timing = timing_of(document.job, document.outcome, self._total_s)
         return GymAnswer(answer=answer, outcome=document.outcome, timed_out=timing.timeout_triggered)
+
+    def _restore(self) -> None:
+        """Once: the jobs that live again since this life of the daemon began, and that nobody waits for."""
+        if self._is_restored:
+            return
+        self._is_restored = True
+        for record in self._compat.others_restored:
+            mark = record.metadata.get(MARK)
+            if isinstance(mark, dict) and isinstance(row := mark.get("row"), str):
+                self._runs.restore(row, record.job_id, self._compat.began_at)
+
+
+def _mark(row: str) -> dict[str, Any]:
+    return {MARK: {"row": row}}
 
 
 def gym_job(row: Mapping[str, Any], *, policy: str, total_s: float) -> SubmitJob:
@@ -95,7 +135,7 @@ def gym_job(row: Mapping[str, Any], *, policy: str, total_s: float) -> SubmitJob
             max_tokens=params.max_output_tokens or usual.max_tokens,
         ),
         timeouts=budget(total_s),
-        metadata={"nemo_gym": True},
+        metadata={MARK: True},
     )
 
 

@@ -2,7 +2,8 @@
 
 Each call of a trainer is answered by what really holds: a stop when every job of this surface is gone, a cancel when
 that job is, a result when it is on the disk. Jobs live on when the trainer that asked hangs up, and when the daemon
-ends: what was started is started at the next start, with the same engines and the same jobs.
+ends: what was started is started at the next start, with the same engines, the same jobs, and the results that nobody
+has got.
 """
 
 from __future__ import annotations
@@ -24,9 +25,12 @@ from prorld.errors import BadRequest, Conflict, Forgotten, NotFound, Overloaded,
 from prorld.export.prorl import process_result
 from prorld.handlers.registry import Registry
 from prorld.kit.cleanup import shielded
+from prorld.rollout.clock import SystemClock
+from prorld.rollout.compat.earlier import live_records, unfetched_tries
 from prorld.rollout.compat.engines import CompatEngines
 from prorld.rollout.compat.request import Asked, Mark, asked_of, mark_of, usable_id
 from prorld.rollout.compat.tries import Tries, Try
+from prorld.rollout.compat.troubles import sentence
 from prorld.rollout.service import RolloutService
 from prorld.store.compat_file import CompatFile, CompatState
 from prorld.store.jobs import StoredJob
@@ -42,11 +46,9 @@ log: FilteringBoundLogger = structlog.get_logger("prorld.compat")
 STOP_S: Final = 60.0
 # Closing the sockets of engines, and one write.
 CLEAR_S: Final = 30.0
-PAGE: Final = 200
 NOT_STARTED: Final = "not_started"
 ALREADY_STARTED: Final = "already_started"
 _PATCHES: Final = (".diff", ".patch")
-_LIVE: Final = tuple(state for state in JobState if state is not JobState.DONE)
 
 State = Literal["stopped", "running", "stopping"]
 
@@ -83,6 +85,13 @@ class CompatService:
         self._state: State = "stopped"
         self._stopped = trio.Event()
         self._tries = Tries()
+        # Results that ended earlier are of another batch, or of engines that were cleared.
+        self._since = self._kept.since
+        self._clock = SystemClock()
+        self._is_dirty = False
+        self._writes = False
+        self._others: list[JobRecord] = []
+        self._began_at = 0.0
         self._nursery: trio.Nursery | None = None
         self._switching = trio.Lock()
 
@@ -107,6 +116,26 @@ class CompatService:
         return self._policy
 
     @property
+    def others_restored(self) -> list[JobRecord]:
+        """Jobs of this tenant that lived again when this life began, and that no call of ``process`` asked for."""
+        return self._others
+
+    @property
+    def began_at(self) -> float:
+        """When this life began, on trio's clock."""
+        return self._began_at
+
+    def must_have_engine(self) -> None:
+        """``Overloaded`` where a job would wait for an engine in vain."""
+        if self._engines.is_empty():
+            words = "there is no engine: POST /add_llm_server first"
+        elif self._engines.is_hopeless():
+            words = f"no engine that was named can be used: {sentence(self._engines.troubles())}"
+        else:
+            return
+        raise Overloaded(words, code="no_backend", retry_after_s=5.0)
+
+    @property
     def has_engines(self) -> bool:
         """Whether any engine was named, or is there by its operator's doing."""
         return not self._engines.is_empty()
@@ -121,6 +150,7 @@ class CompatService:
             if self._state == "running":
                 raise BadRequest("it has been started already", code=ALREADY_STARTED)
             self._starts = True
+            self._since = self._clock.wall()
             try:
                 await self._keep()
             except BaseException:
@@ -179,7 +209,8 @@ class CompatService:
             place = "init_queue" if one.job_id is None else _place(await self._record(one.job_id))
             if place is not None:
                 count[place] += 1
-        return msgspec.convert(count, CompatStatus)
+        troubles = self._engines.troubles()
+        return msgspec.convert({**count, **({"detail": sentence(troubles)} if troubles else {})}, CompatStatus)
 
     async def _record(self, job_id: str) -> JobRecord | None:
         try:
@@ -196,12 +227,13 @@ class CompatService:
             await self._keep()
         if self._state != "running":
             return False
-        await self._engines.wait_settled(address)
+        await self._engines.wait_asked(address)
         return True
 
     async def clear_engines(self) -> None:
         """Forget all engines. Jobs wait for the next one; results that nobody has got are of the old ones."""
         self._tries.drop_unfetched()
+        self._since = self._clock.wall()
         # A trainer that hangs up in the middle has cleared them all the same: one that is left has old weights.
         with shielded(CLEAR_S, "clearing the engines"):
             await self._engines.clear()
@@ -226,10 +258,18 @@ class CompatService:
             # Nobody will ever get this one: the next call of that name starts anew.
             self._tries.fetch(one)
             raise
-        result = _result(stored, one.mark)
+        result = self._explained(_result(stored, one.mark))
         # Nothing awaits between here and the answer: a trainer that has hung up by now never comes this far.
-        self._tries.fetch(one)
+        if self._tries.fetch(one):
+            self._keep_soon()
         return result
+
+    def _explained(self, result: ProcessResult) -> ProcessResult:
+        """Whose time was up may have waited for an engine; what is wrong with those is said with it."""
+        troubles = self._engines.troubles() if result.critical_error == "timeout" else []
+        if not troubles:
+            return result
+        return msgspec.structs.replace(result, error=f"{result.error} (engines: {sentence(troubles)})")
 
     async def cancel(self, name: str) -> None:
         """End the job of this name; returns when it is gone. ``NotFound`` where none runs, or its end came first."""
@@ -249,15 +289,13 @@ class CompatService:
 
     def _begin(self, asked: Asked) -> Try:
         self._handlers.select(None, asked.job.instance)
-        if self._engines.is_empty():
-            words = "there is no engine: POST /add_llm_server first"
-            raise Overloaded(words, code="no_backend", retry_after_s=5.0)
+        self.must_have_engine()
         mark = asked.mark
         if not self._engines.learn_tokenizer(asked.tokenizer):
             words = "the policy's own tokenizer is used; name a directory with tokenizer.json on the daemon's machine"
             mark = msgspec.structs.replace(mark, noted={**mark.noted, "custom_tokenizer": words})
         elif asked.tokenizer is not None and self._kept.tokenizer != asked.tokenizer:
-            self._room.start_soon(self._keep_quietly, name="compat state")
+            self._keep_soon()
         job = msgspec.structs.replace(asked.job, metadata={"compat": msgspec.to_builtins(mark)})
         one = Try(mark)
         self._tries.begin(one)
@@ -304,10 +342,25 @@ class CompatService:
     # --- what outlives the daemon -------------------------------------------------------------------------------------
 
     async def _restore(self, nursery: trio.Nursery) -> None:
-        """Follow the jobs that live again; those of a server that was being stopped are ended."""
-        for record in await self._records():
+        """Follow the jobs that live again; those of a server that was being stopped are ended, and keep no result."""
+        self._began_at = trio.current_time()
+        records = await live_records(self._rollouts)
+        if self._state == "running" and self._since is not None:
+            marks = [mark_of(record.metadata) for record in records]
+            left = await unfetched_tries(
+                self._rollouts,
+                since=self._since,
+                fetched=frozenset(self._kept.fetched),
+                live={mark.job_id for mark in marks if mark is not None},
+                now=self._clock.wall(),
+            )
+            self._tries.restore(left, self._kept.fetched)
+        for record in records:
             mark = mark_of(record.metadata)
-            if mark is None or self._tries.live(mark.job_id) is not None:
+            if mark is None:
+                self._others.append(record)
+                continue
+            if self._tries.live(mark.job_id) is not None:
                 continue
             one = Try(mark)
             one.job_id = record.job_id
@@ -315,30 +368,34 @@ class CompatService:
             self._tries.begin(one)
             nursery.start_soon(self._follow, one, None, name=f"compat {mark.job_id[:64]}")
 
-    async def _records(self) -> list[JobRecord]:
-        found: list[JobRecord] = []
-        for state in _LIVE:
-            after: str | None = None
-            while True:
-                page = await self._rollouts.list(COMPAT_TENANT, state=state, limit=PAGE, after=after)
-                found += page.items
-                after = page.next
-                if after is None:
-                    break
-        return found
-
     async def _keep(self) -> None:
         """Write down what a restart goes on with, as it is now; ``Overloaded`` where the disk refuses."""
         kept = CompatState(
             started=self._starts,
             addresses=self._engines.addresses,
             tokenizer=self._engines.tokenizer,
+            since=self._since,
+            fetched=self._tries.fetched,
         )
         try:
             await self._file.save(kept)
         except OSError as exc:
             raise Overloaded(f"the state can't be written: {exc}", code="journal_failing", retry_after_s=2.0) from exc
         self._kept = kept
+
+    def _keep_soon(self) -> None:
+        """Write it down without anybody waiting; what comes while it is written is written together after that."""
+        if not self._is_dirty:
+            self._is_dirty = True
+            if not self._writes:
+                self._writes = True
+                self._room.start_soon(self._keep_all, name="compat state")
+
+    async def _keep_all(self) -> None:
+        while self._is_dirty:
+            self._is_dirty = False
+            await self._keep_quietly()
+        self._writes = False
 
     async def _keep_quietly(self) -> None:
         try:

@@ -2,20 +2,21 @@
 
 An old trainer tries a call three times. A try that finds its job running joins it; one that finds it ended starts anew,
 except where nobody has got the result: then it is that one. Such results are kept for the same body only, for a while,
-and not beyond a change of engines or the end of a batch, since they would be of older weights.
+and not beyond a change of engines or the end of a batch, since they would be of older weights. Which of them were
+got is known by the ids of their jobs, too, so that the next life of the daemon can tell.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 import trio
 
 from prorld.rollout.compat.request import Mark
 
-__all__ = ["UNFETCHED_S", "Tries", "Try"]
+__all__ = ["UNFETCHED_MAX", "UNFETCHED_S", "Tries", "Try"]
 
 UNFETCHED_MAX: Final = 10_000
 UNFETCHED_S: Final = 600.0
@@ -47,6 +48,8 @@ class Tries:
     def __init__(self) -> None:
         self._live: dict[str, Try] = {}
         self._unfetched: OrderedDict[str, Try] = OrderedDict()
+        # By job id, when somebody got it.
+        self._fetched: OrderedDict[str, float] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._live)
@@ -83,11 +86,36 @@ class Tries:
                 self._unfetched.popitem(last=False)
         one.done.set()
 
-    def fetch(self, one: Try) -> None:
-        """Somebody has got it: the next call of that name starts anew."""
-        if self._unfetched.get(one.mark.job_id) is one:
-            del self._unfetched[one.mark.job_id]
+    def fetch(self, one: Try) -> bool:
+        """Somebody has got it: the next call of that name starts anew. Whether this was the first to get it."""
+        if self._unfetched.get(one.mark.job_id) is not one:
+            return False
+        del self._unfetched[one.mark.job_id]
+        assert one.job_id is not None
+        self._fetched[one.job_id] = trio.current_time()
+        return True
+
+    @property
+    def fetched(self) -> list[str]:
+        """The jobs whose results somebody has got, as far back as one that nobody has got would be kept."""
+        now = trio.current_time()
+        while self._fetched:
+            job_id, at = next(iter(self._fetched.items()))
+            if len(self._fetched) <= UNFETCHED_MAX and now - at <= UNFETCHED_S:
+                break
+            del self._fetched[job_id]
+        return list(self._fetched)
+
+    def restore(self, ended: Iterable[tuple[Try, float]], fetched: Iterable[str]) -> None:
+        """What the last life left: results that nobody has got, oldest first, with their ages; and those that were."""
+        now = trio.current_time()
+        self._fetched.update(dict.fromkeys(fetched, now))
+        for one, age_s in ended:
+            one.ended_at = now - age_s
+            one.done.set()
+            self._unfetched[one.mark.job_id] = one
 
     def drop_unfetched(self) -> None:
         """What nobody has got is of no use any more."""
         self._unfetched.clear()
+        self._fetched.clear()

@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 
 from prorld.testing.byte_tokenizer import IM_END, write_byte_tokenizer
+from prorld.testing.scripted_engine.script import Script
+from tests.client.adapters.exported import assert_every_trainer_has_them
 from tests.client.adapters.worlds import RIGHT_OR_WRONG, needs_calc, sums, talkative, world
 from tests.daemon.support import daemon, environ
 from tests.real.conftest import made_model
@@ -145,6 +147,57 @@ def test_no_masked_token_is_trained(tmp_path: Path) -> None:
     assert sorted(row[:width] for row in reached) == sorted(expected)
 
 
+def test_what_was_trained_on_is_what_every_other_trainer_gets(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Three steps of TRL on rollouts with a tool; the same rollouts, exported, in the classes of all the others."""
+    trl = pytest.importorskip("trl")
+    datasets = pytest.importorskip("datasets")
+    transformers = pytest.importorskip("transformers")
+    from prorld.client.adapters.trl import ProrldRollouts, prompts, reward  # noqa: PLC0415
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(tiny_model(tmp_path / "model"))
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "model")
+    out: list[dict[str, list[Any]]] = []
+    # Right, wrong, or a turn of the calculator first: what a tool answered is no token of the policy.
+    script = Script(turns=["ANSWER: 42", "ANSWER: 4300000", "CALC: 1 + 41"], pick="lot")
+    with world(tmp_path, script) as (here, _):
+        rollouts = ProrldRollouts(
+            state_dir=str(here.state), handler="calc", agent={"max_turns": 4}, weights=tmp_path / "weights"
+        )
+
+        def kept(asked: Any, trainer: Any) -> dict[str, list[Any]]:
+            out.append(rollouts(asked, trainer))
+            return out[-1]
+
+        config = trl.GRPOConfig(
+            output_dir=str(tmp_path / "out"), max_steps=3, per_device_train_batch_size=8, num_generations=4,
+            max_completion_length=64, learning_rate=1e-2, beta=0.0, report_to=[], save_strategy="no", use_cpu=True,
+            bf16=False, activation_checkpointing=False, logging_steps=1, loss_type="dapo",
+        )  # fmt: skip
+        trainer = trl.GRPOTrainer(
+            model=model, processing_class=tokenizer, reward_funcs=reward, rollout_func=kept, args=config,
+            train_dataset=datasets.Dataset.from_list(prompts(sums(16))),
+        )  # fmt: skip
+        trainer.train()
+        rollouts.close()
+        assert_it_learns([line for line in trainer.state.log_history if "loss" in line], 3)
+        columns = {name: [value for each in out for value in each[name]] for name in out[0]}
+        assert len(set(columns["job_id"])) == 3 * 8
+        assert any(0 in mask and 1 in mask for mask in columns["env_mask"])
+        told = assert_every_trainer_has_them(here, columns["job_id"], tmp_path)
+        with here.client() as client:
+            for n, job_id in enumerate(columns["job_id"]):
+                [branch] = client.trajectory(job_id).branches
+                before = len(columns["prompt_ids"][n])
+                assert columns["prompt_ids"][n] + columns["completion_ids"][n] == branch.token_ids
+                assert [0] * before + columns["env_mask"][n] == branch.mask
+                assert [0.0] * before + columns["logprobs"][n] == branch.logprobs
+                assert columns["env_reward"][n] == client.get(job_id).reward
+    with capsys.disabled():
+        sys.stdout.write("".join(f"\n    {line}" for line in told))
+
+
 @pytest.mark.slow
 def test_the_example_trains_a_real_model_on_a_real_engine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Three steps on vLLM, each sampled by the weights of the step before; the versions in the tokens say so."""
@@ -169,3 +222,9 @@ def test_the_example_trains_a_real_model_on_a_real_engine(tmp_path: Path, capsys
         assert len(versions) == 3 * 2 * 4
         assert sorted({version for several in versions for version in several}) == [1, 2, 3]
         assert all(len(several) == 1 for several in versions)
+        # A model this small need not be right; what it was graded by is a rollout to export all the same.
+        graded = [job.job_id for job in client.list(limit=200).items if job.verdict == "use"]
+        assert len(graded) == len(versions)
+        told = assert_every_trainer_has_them(here, graded, tmp_path)
+        with capsys.disabled():
+            sys.stdout.write("".join(f"\n    {line}" for line in told))
