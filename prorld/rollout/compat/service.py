@@ -28,6 +28,7 @@ from prorld.kit.cleanup import shielded
 from prorld.rollout.clock import SystemClock
 from prorld.rollout.compat.earlier import live_records, unfetched_tries
 from prorld.rollout.compat.engines import CompatEngines
+from prorld.rollout.compat.kept import Kept
 from prorld.rollout.compat.request import Asked, Mark, asked_of, mark_of, usable_id
 from prorld.rollout.compat.tries import Tries, Try
 from prorld.rollout.compat.troubles import sentence
@@ -77,19 +78,16 @@ class CompatService:
         self._rollouts = rollouts
         self._handlers = handlers
         self._engines = engines
-        self._file = file
         self._policy = policy
         self._total_s = total_s
-        self._kept = file.load()
-        self._starts = self._kept.started
+        self._kept = kept = Kept(file, self._as_it_is)
+        self._starts = kept.state.started
         self._state: State = "stopped"
         self._stopped = trio.Event()
         self._tries = Tries()
         # Results that ended earlier are of another batch, or of engines that were cleared.
-        self._since = self._kept.since
+        self._since = kept.state.since
         self._clock = SystemClock()
-        self._is_dirty = False
-        self._writes = False
         self._others: list[JobRecord] = []
         self._began_at = 0.0
         self._nursery: trio.Nursery | None = None
@@ -99,13 +97,14 @@ class CompatService:
         """Go on where the last life of the daemon ended, then follow jobs, until cancelled."""
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
-            for address in self._kept.addresses:
+            kept = self._kept.state
+            for address in kept.addresses:
                 try:
                     self._engines.add(address, nursery)
                 except RequestError as exc:
                     log.error("backend.refused", url=address, policy=self._policy, reason=exc.message)  # noqa: TRY400
-            self._engines.learn_tokenizer(self._kept.tokenizer)
-            self._state = "running" if self._kept.started else "stopped"
+            self._engines.learn_tokenizer(kept.tokenizer)
+            self._state = "running" if kept.started else "stopped"
             await self._restore(nursery)
             task_status.started()
             await trio.sleep_forever()
@@ -152,7 +151,7 @@ class CompatService:
             self._starts = True
             self._since = self._clock.wall()
             try:
-                await self._keep()
+                await self._kept.save()
             except BaseException:
                 # Also where the trainer hung up: what is written down next must not say that it runs.
                 self._starts = False
@@ -181,7 +180,7 @@ class CompatService:
         ended = len(self._tries)
         self._starts = False
         # The jobs end in any case; where this can't be written, a restart before the next stop would begin them anew.
-        await self._keep_quietly()
+        await self._kept.save_quietly()
         await self._end_all("the server was stopped")
         for one in self._tries:
             await one.done.wait()
@@ -223,8 +222,8 @@ class CompatService:
     async def add_engine(self, address: str) -> bool:
         """Name an engine; whether jobs are taken for it now. One that is there already stays as it is."""
         self._engines.add(address, self._room)
-        if self._kept.addresses != self._engines.addresses:
-            await self._keep()
+        if self._kept.state.addresses != self._engines.addresses:
+            await self._kept.save()
         if self._state != "running":
             return False
         await self._engines.wait_asked(address)
@@ -237,7 +236,7 @@ class CompatService:
         # A trainer that hangs up in the middle has cleared them all the same: one that is left has old weights.
         with shielded(CLEAR_S, "clearing the engines"):
             await self._engines.clear()
-            await self._keep()
+            await self._kept.save()
             return
         raise Overloaded("the engines are still being cleared", code="still_stopping", retry_after_s=2.0)
 
@@ -261,7 +260,7 @@ class CompatService:
         result = self._explained(_result(stored, one.mark))
         # Nothing awaits between here and the answer: a trainer that has hung up by now never comes this far.
         if self._tries.fetch(one):
-            self._keep_soon()
+            self._kept.save_soon(self._room)
         return result
 
     def _explained(self, result: ProcessResult) -> ProcessResult:
@@ -294,8 +293,8 @@ class CompatService:
         if not self._engines.learn_tokenizer(asked.tokenizer):
             words = "the policy's own tokenizer is used; name a directory with tokenizer.json on the daemon's machine"
             mark = msgspec.structs.replace(mark, noted={**mark.noted, "custom_tokenizer": words})
-        elif asked.tokenizer is not None and self._kept.tokenizer != asked.tokenizer:
-            self._keep_soon()
+        elif asked.tokenizer is not None and self._kept.state.tokenizer != asked.tokenizer:
+            self._kept.save_soon(self._room)
         job = msgspec.structs.replace(asked.job, metadata={"compat": msgspec.to_builtins(mark)})
         one = Try(mark)
         self._tries.begin(one)
@@ -350,11 +349,11 @@ class CompatService:
             left = await unfetched_tries(
                 self._rollouts,
                 since=self._since,
-                fetched=frozenset(self._kept.fetched),
+                fetched=frozenset(self._kept.state.fetched),
                 live={mark.job_id for mark in marks if mark is not None},
                 now=self._clock.wall(),
             )
-            self._tries.restore(left, self._kept.fetched)
+            self._tries.restore(left, self._kept.state.fetched)
         for record in records:
             mark = mark_of(record.metadata)
             if mark is None:
@@ -368,40 +367,14 @@ class CompatService:
             self._tries.begin(one)
             nursery.start_soon(self._follow, one, None, name=f"compat {mark.job_id[:64]}")
 
-    async def _keep(self) -> None:
-        """Write down what a restart goes on with, as it is now; ``Overloaded`` where the disk refuses."""
-        kept = CompatState(
+    def _as_it_is(self) -> CompatState:
+        return CompatState(
             started=self._starts,
             addresses=self._engines.addresses,
             tokenizer=self._engines.tokenizer,
             since=self._since,
             fetched=self._tries.fetched,
         )
-        try:
-            await self._file.save(kept)
-        except OSError as exc:
-            raise Overloaded(f"the state can't be written: {exc}", code="journal_failing", retry_after_s=2.0) from exc
-        self._kept = kept
-
-    def _keep_soon(self) -> None:
-        """Write it down without anybody waiting; what comes while it is written is written together after that."""
-        if not self._is_dirty:
-            self._is_dirty = True
-            if not self._writes:
-                self._writes = True
-                self._room.start_soon(self._keep_all, name="compat state")
-
-    async def _keep_all(self) -> None:
-        while self._is_dirty:
-            self._is_dirty = False
-            await self._keep_quietly()
-        self._writes = False
-
-    async def _keep_quietly(self) -> None:
-        try:
-            await self._keep()
-        except Overloaded as exc:
-            log.warning("compat.unwritten", reason=exc.message)
 
     @property
     def _room(self) -> trio.Nursery:
