@@ -19,10 +19,22 @@ from prorld.domain.versions import PolicyVersion
 from prorld.errors import BackendError, WeightsRefused
 from prorld.inference.contract import Generation, WeightRef
 from prorld.inference.embedded_backend import ADAPTERS_MAX, EmbeddedBackend
+from prorld.inference.roster import _catch_up
 from prorld.train.llamacpp_files import write_gguf, write_gguf_lora
+from prorld.wire.ops import AddBackend
 from prorld.wire.policies import PolicyUpdate, UpdatePolicy
 from tests.inference.test_embedded import gone
-from tests.inference.test_embedded_reload import FIRST, THIRD, endless, engine, ref, request, served
+from tests.inference.test_embedded_reload import (
+    FIRST,
+    THIRD,
+    endless,
+    engine,
+    ref,
+    request,
+    served,
+    sharpened,
+    updated,
+)
 from tests.rollout.support import Room
 from tests.train.tiny_gguf import HIDDEN, LAYERS, PER_HEAD, SHARED, tiny_base
 
@@ -250,6 +262,25 @@ async def test_an_update_to_an_adapter_moves_the_policy(tmp_path: Path) -> None:
         now = here.policies.get("default", None)
         assert (now.version, now.adapter) == (2, "prorld-0.2")
         assert (await said(backend, PolicyVersion(0, 2))).versions[0].version == 2
+
+
+async def test_a_new_engine_has_the_weights_and_gets_the_adapter_by_an_update(tmp_path: Path) -> None:
+    """Started again it loads what the adapter is for; it is kept out until an update brings the adapter in."""
+    async with served(tmp_path) as (here, _):
+        await updated(here, 1, sharpened(tmp_path / "next.gguf", 2.0))
+        path = written(tmp_path / "adapter.gguf", matrices())
+        assert (await adapted(here, 2, path)).state == "done"
+        async with engine(tmp_path) as again:
+            await _catch_up(here.pool, "default", again)
+            assert await again.read_version() == PolicyVersion(0, 1)
+            with here.pool.client(again):
+                info = await here.pool.add(AddBackend(url=again.url, kind="llamacpp"))
+                assert info.state == "quarantined"
+                assert "not known to have the adapter prorld-0.2" in info.details["quarantine"]
+                caught_up = await adapted(here, 2, path, backends=[info.backend_id])
+                assert caught_up.state == "done"
+                assert [one.state for one in here.pool.list().items] == ["up", "up"]
+                assert (await said(again, PolicyVersion(0, 2))).versions[0].version == 2
 
 
 async def test_an_adapters_process_that_dies_is_the_end_of_the_engine(tmp_path: Path) -> None:
