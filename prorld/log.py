@@ -70,7 +70,7 @@ EVENTS: Mapping[str, str] = {
     "engine.behind": "the embedded engine could not load the weights in force again; it is kept out until an update",
     "engine.died": "the embedded engine ended by itself; it is started again within a bound",
     "engine.exited": "the process of the embedded engine ended",
-    "engine.reloaded": "the embedded engine has other weights, in another process",
+    "engine.reloaded": "the embedded engine has other weights, or an adapter, in another process",
     "engine.started": "the embedded engine answers",
     "group.unstarted": "the jobs of a group can't be made; the group fails",
     "handler.broken": "a kind of task could not be loaded: distribution, version, reason",

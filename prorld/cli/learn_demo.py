@@ -30,6 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("prorld learn-demo", "with the embedded engine"),
         ("prorld learn-demo --engine vllm", "with vLLM on the processor: what a cluster has, only slower"),
         ("prorld learn-demo --mode async --out async-run", "rollouts never wait for training"),
+        ("prorld learn-demo --lora-rank 8 --out lora-run", "an adapter is trained and loaded, the model stays"),
         ("prorld learn-demo --steps 2 --groups 2 --samples 4 --eval-count 4", "a look at the path, no learning"),
     )
     parser.add_argument("--engine", choices=("embedded", "vllm"), default="embedded", help="(default embedded)")
@@ -37,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", metavar="PATH", help="a model's directory or GGUF file (default: the bundled one)")
     parser.add_argument("--mode", choices=("sync", "async"), default="sync", help="(default sync)")
     parser.add_argument("--rule", choices=("all", "spread"), default="all", help="which groups count (default all)")
+    parser.add_argument("--lora-rank", type=positive, metavar="N", help="train an adapter (embedded engine only)")
     parser.add_argument("--steps", type=positive, default=20, metavar="N", help="optimizer steps (default 20)")
     parser.add_argument("--groups", type=positive, default=8, metavar="N", help="questions of a step (default 8)")
     parser.add_argument("--samples", type=positive, default=8, metavar="N", help="rollouts of a question (default 8)")

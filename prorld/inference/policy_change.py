@@ -175,7 +175,8 @@ class Changes:
             # They take no calls; what they had before they were put out is cut off with them.
             results |= failures(await self.engines.pause(targets, "abort", timeout_s))
         ready = [entry for entry in targets if entry.backend_id not in results]
-        label = before.base if catches_up else update.target
+        # Engines that catch up are named as the others are; an adapter has the name that calls ask for in any case.
+        label = before.base if catches_up and update.how != "lora" else update.target
         if update.path is not None and any(entry.found.reads_here for entry in ready):
             update = msgspec.structs.replace(update, seal=await seal_of(update.path))
         installed = await self.engines.install(ready, update, label, before.base)

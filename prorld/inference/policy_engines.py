@@ -105,7 +105,7 @@ class PolicyEngines:
     ) -> list[BackendResult]:
         """Load the weights and name them, then read the name back. An adapter goes beside weights named ``base``."""
         if update.how == "lora":
-            return await self._all(entries, partial(self._adapt, path=update.path or "", version=version, base=base))
+            return await self._all(entries, partial(self._adapt, update=update, version=version, base=base))
         return await self._all(entries, partial(self._replace, update=update, version=version))
 
     async def _replace(self, entry: PoolEntry, *, update: Update, version: PolicyVersion) -> BackendResult:
@@ -140,7 +140,7 @@ class PolicyEngines:
         return _ok(entry, version)
 
     async def _adapt(
-        self, entry: PoolEntry, *, path: str, version: PolicyVersion, base: PolicyVersion
+        self, entry: PoolEntry, *, update: Update, version: PolicyVersion, base: PolicyVersion
     ) -> BackendResult:
         if not entry.found.lora:
             raise Unsupported("it can't load adapters while it runs")
@@ -150,8 +150,9 @@ class PolicyEngines:
             if found != base:
                 words = f"its weights are not those that the adapters of this policy are for ({base.label})"
                 return _failed(entry, words, OTHER_VERSION, found)
+        ref = WeightRef(how="lora", path=update.path or "", version=version, name=version.label, seal=update.seal)
         with trio.fail_after(self._load_s):
-            await entry.backend.load_weights(WeightRef(how="lora", path=path, version=version, name=version.label))
+            await entry.backend.load_weights(ref)
         return _ok(entry, version)
 
     async def unload(self, entries: Collection[PoolEntry], adapter: str) -> list[BackendResult]:

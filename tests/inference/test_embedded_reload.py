@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 from array import array
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from importlib.util import find_spec
@@ -13,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 import trio
 
 from prorld.domain.job import Sampling
 from prorld.domain.versions import PolicyVersion
-from prorld.errors import Unsupported, WeightsRefused
+from prorld.errors import WeightsRefused
 from prorld.inference.contract import Generation, GenerationRequest, PauseMode, WeightRef
 from prorld.inference.embedded_backend import EmbeddedBackend, run_embedded_backend
 from prorld.inference.roster import _catch_up
@@ -140,8 +142,6 @@ async def test_what_can_not_be_loaded_changes_nothing(tmp_path: Path) -> None:
                 await backend.load_weights(ref(path))
         with pytest.raises(WeightsRefused, match="written anew"):
             await backend.load_weights(ref(good, seal="1.2.3"))
-        with pytest.raises(Unsupported):
-            await backend.load_weights(WeightRef(how="lora", path=str(good), version=THIRD, name="a"))
         assert backend.engine.pid == pid
         assert await backend.read_version() == FIRST
         assert [span.version for span in (await backend.generate(request())).versions] == [0]
@@ -244,11 +244,48 @@ async def test_an_update_moves_the_policy_and_a_bad_file_does_not(tmp_path: Path
         assert await backend.read_version() == THIRD
         remembered = here.book.weights("default")
         assert remembered == ref(path, seal=await seal_of(str(path)))
-        adapter = UpdatePolicy(version=5, how="lora", path=str(path))
-        begun = await here.policies.update("default", adapter, "alice")
-        assert (await here.policies.wait_update("default", begun.update_id)).code == "engine_cannot"
+
+
+async def test_a_process_that_dies_before_it_serves_takes_nobody_along(tmp_path: Path) -> None:
+    """It was ready, and is killed while it is compared with the one that serves: that goes on, the update failed."""
+    async with served(tmp_path) as (here, backend):
+        path, old = sharpened(tmp_path / "next.gguf", 2.0), backend.engine.pid
+        ended: list[PolicyUpdate] = []
+
+        async def update() -> None:
+            ended.append(await updated(here, 3, path))
+
+        with structlog.testing.capture_logs() as logs:
+            async with trio.open_nursery() as nursery:
+                # It can't answer what it is compared by, so the new one waits.
+                os.kill(old, signal.SIGSTOP)
+                try:
+                    nursery.start_soon(update)
+                    new = await _pid_of_the_next(logs)
+                    os.kill(new, signal.SIGKILL)
+                    with trio.fail_after(30):
+                        while not [line for line in logs if line["event"] == "engine.exited"]:  # noqa: ASYNC110 - a log
+                            await trio.sleep(0.02)
+                finally:
+                    os.kill(old, signal.SIGCONT)
+        (failed,) = ended
+        assert (failed.state, failed.code) == ("failed", "weights_refused")
+        assert "ended by itself with code -9" in (failed.message or "")
         (info,) = here.pool.list().items
-        assert info.state == "up"
+        assert (info.state, info.version, backend.engine.pid) == ("up", 0, old)
+        assert [span.version for span in (await backend.generate(request())).versions] == [0]
+        assert (await updated(here, 3, path)).state == "done"
+        assert backend.engine.pid not in (old, new)
+
+
+async def _pid_of_the_next(logs: Sequence[Mapping[str, Any]]) -> int:
+    """Once it says that it is ready."""
+    with trio.fail_after(30):
+        while True:
+            await trio.sleep(0.02)
+            for line in logs:
+                if line["event"] == "engine.started":
+                    return int(line["pid"])
 
 
 async def test_a_new_engine_loads_the_weights_in_force_again(tmp_path: Path) -> None:

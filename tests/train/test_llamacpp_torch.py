@@ -1,4 +1,4 @@
-"""A real model handed over as GGUF: what the embedded engine says of its tokens is what torch says of them."""
+"""A real model handed over as GGUF, whole or as an adapter: the embedded engine says of its tokens what torch says."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from prorld.domain.job import Sampling
 from prorld.domain.versions import PolicyVersion
 from prorld.inference.contract import Generation, GenerationRequest, WeightRef
 from prorld.inference.embedded_backend import EmbeddedBackend, run_embedded_backend
-from prorld.train.llamacpp_files import Dtype, write_gguf
+from prorld.train.llamacpp_files import Dtype, write_gguf, write_gguf_lora
 from tests.tokens.support import embedded_model
 
 pytestmark = pytest.mark.real
@@ -23,6 +23,9 @@ pytestmark = pytest.mark.real
 PROMPTS = 4
 TOKENS = 32
 GAP_MAX = 0.05
+EXACT_GAP_MAX = 0.01
+FOUR_BITS_GAP_MAX = 0.15
+RANK, ALPHA = 4, 8.0
 
 
 def logprobs(model: Any, prompt: Sequence[int], sampled: Sequence[int]) -> Any:
@@ -33,7 +36,9 @@ def logprobs(model: Any, prompt: Sequence[int], sampled: Sequence[int]) -> Any:
     return torch.log_softmax(logits, -1).gather(1, torch.tensor(list(sampled))[:, None])[:, 0]
 
 
-async def sampled(backend: EmbeddedBackend, prompts: Sequence[Sequence[int]]) -> list[Generation]:
+async def sampled(
+    backend: EmbeddedBackend, prompts: Sequence[Sequence[int]], adapter: str | None = None
+) -> list[Generation]:
     """One generation each, at a temperature of 1."""
     return [
         await backend.generate(
@@ -45,6 +50,7 @@ async def sampled(backend: EmbeddedBackend, prompts: Sequence[Sequence[int]]) ->
                 request_id="r",
                 session="s",
                 seed=number,
+                adapter=adapter,
             )
         )
         for number, prompt in enumerate(prompts)
@@ -92,3 +98,59 @@ async def test_the_engine_and_torch_agree_on_the_same_weights(tmp_path: Path, dt
             else:
                 assert apart > 3 * gap
         nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("is_reloaded", [False, True])
+async def test_the_engine_with_an_adapter_agrees_with_torch_on_merged_weights(
+    tmp_path: Path, is_reloaded: bool
+) -> None:
+    """Beside the bundled weights, which the engine computes in four bits, and beside such that were loaded as f32."""
+    pytest.importorskip("xllamacpp")
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("gguf")
+    base = embedded_model()
+    plain, merged = (
+        transformers.AutoModelForCausalLM.from_pretrained(str(base.parent), gguf_file=base.name, dtype=torch.float32)
+        for _ in range(2)
+    )
+    dice = torch.Generator().manual_seed(0)
+    adapter = _adapter(torch, merged, dice)
+    prompts = [torch.randint(1000, 40_000, (24,), generator=dice).tolist() for _ in range(PROMPTS)]
+    async with trio.open_nursery() as nursery:
+        backend: EmbeddedBackend = await nursery.start(
+            partial(run_embedded_backend, slots=1, context_per_slot=256, threads=1)
+        )
+        await backend.probe()
+        if is_reloaded:
+            write_gguf(plain.state_dict(), base, tmp_path / "base.gguf", dtype="f32")
+            ref = WeightRef(how="reload", path=str(tmp_path / "base.gguf"), version=PolicyVersion(0, 1))
+            await backend.load_weights(ref)
+        write_gguf_lora(adapter, base, tmp_path / "adapter.gguf", alpha=ALPHA)
+        ref = WeightRef(how="lora", path=str(tmp_path / "adapter.gguf"), version=PolicyVersion(0, 2), name="two")
+        await backend.load_weights(ref)
+        gaps, others = [], []
+        for prompt, said in zip(prompts, await sampled(backend, prompts, "two"), strict=True):
+            engine = torch.tensor(list(said.logprobs))
+            gaps.append((logprobs(merged, prompt, said.token_ids) - engine).abs())
+            others.append((logprobs(plain, prompt, said.token_ids) - engine).abs())
+        gap, apart = torch.cat(gaps).mean().item(), torch.cat(others).mean().item()
+        assert gap < (EXACT_GAP_MAX if is_reloaded else FOUR_BITS_GAP_MAX)
+        assert apart > (20 if is_reloaded else 2) * gap
+        nursery.cancel_scope.cancel()
+
+
+def _adapter(torch: Any, model: Any, dice: Any) -> dict[str, Any]:
+    """An adapter of every matrix in a layer, under PEFT's names; the same is added to the model's weights."""
+    made = {}
+    for name, weights in model.named_parameters():
+        if "_proj.weight" in name:
+            first, second = (
+                0.03 * torch.randn(shape, generator=dice)
+                for shape in ((RANK, weights.shape[1]), (weights.shape[0], RANK))
+            )
+            plain = f"base_model.model.{name.removesuffix('.weight')}"
+            made[f"{plain}.lora_A.weight"], made[f"{plain}.lora_B.weight"] = first, second
+            with torch.no_grad():
+                weights.add_(ALPHA / RANK * second @ first)
+    return made

