@@ -28,14 +28,14 @@ async def test_engines_are_cleared_although_the_trainer_leaves():
             leaving.cancel()
             await world.service.clear_engines()
         assert world.room.pool.list(TENANT).items == []
-        assert world.service._file.load().addresses == []
+        assert world.service._kept._file.load().addresses == []
         assert (await world.process()).code == "no_backend"
 
 
 async def test_a_start_that_nobody_waited_for_is_not_written_down_later():
     """It was given up before it was on the disk, so a next life must not be started either."""
     async with compat_world() as world:
-        file = world.service._file
+        file = world.service._kept._file
         async with trio.open_nursery() as nursery, file._turn:
             nursery.start_soon(world.service.start)
             await until(lambda: file._turn.statistics().tasks_waiting == 1)
