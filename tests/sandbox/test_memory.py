@@ -125,7 +125,7 @@ def test_a_look_is_short() -> None:
     assert exact > 1 << 20
 
 
-WAITS = "import os, sys, threading\nheld = []\nfor line in sys.stdin: exec(line); print(flush=True)\n"
+WAITS = "import os, sys, threading\nkept, SIZE = [], 30 << 20\nfor line in sys.stdin: exec(line); print(flush=True)\n"
 
 
 @pytest.fixture
@@ -147,9 +147,10 @@ def tell(process: subprocess.Popen[bytes], line: str) -> None:
 
 def looked(gauge: Gauge, pid: int) -> int:
     """What a gauge says when nothing has run for several looks."""
-    for _ in range(3):
+    for _ in range(4):
+        gauge.look([pid])
         time.sleep(0.05)
-        held = gauge.look([pid])
+    held = gauge.look([pid])
     assert held is not None
     return held
 
@@ -157,10 +158,9 @@ def looked(gauge: Gauge, pid: int) -> int:
 @pytest.mark.parametrize(
     "line",
     [
-        "held.append(b'x' * (30 << 20))",
-        "r, w = os.pipe(); os.fork() or (held.append(b'x' * (30 << 20)), os.write(w, b'.'), os.read(0, 1)); "
-        "os.read(r, 1)",
-        "t = threading.Thread(target=lambda: held.append(b'x' * (30 << 20))); t.start(); t.join()",
+        "kept.append(b'x' * SIZE)",
+        "r, w = os.pipe(); os.fork() or (kept.append(b'x' * SIZE), os.write(w, b'.'), os.read(0, 1)); os.read(r, 1)",
+        "t = threading.Thread(target=lambda: kept.append(b'x' * SIZE)); t.start(); t.join()",
     ],
     ids=["itself", "a child", "a thread"],
 )
