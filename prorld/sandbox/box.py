@@ -98,7 +98,7 @@ class Box:
         self._transfers = Transfers(self._spawn_helper, build.workdir)
 
     async def furnish(self, nursery: trio.Nursery) -> None:
-        """Let it be used. The shell comes up meanwhile, the interpreter when it is asked for.
+        """Let it be used. Its first session comes up meanwhile, the other one when it is asked for.
 
         ``nursery`` lasts as long as the sandbox.
         """
@@ -112,7 +112,8 @@ class Box:
         )
         self._bash = make(BashDialect(), name="bash")
         self._python = make(dialect_of(self.spec), name="python")
-        nursery.start_soon(self._bring_up, self._bash, name=f"shell of {self.sandbox_id}")
+        first = self._python if self.spec.first == "python" else self._bash
+        nursery.start_soon(self._bring_up, first, name=f"first session of {self.sandbox_id}")
         self._state = "up"
 
     async def _bring_up(self, session: Session) -> None:
