@@ -7,6 +7,7 @@ that does not answer is killed; when it is gone, however, every wait and every r
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import signal
 import socket
@@ -184,7 +185,8 @@ class Link:
             raise SandboxError("the warden is gone")
         self._numbers += 1
         number, request = self._numbers, _Request()
-        packet = msgspec.json.encode({"op": "spawn", "id": number, **wish})
+        # The standard library's: names of files that are no Unicode pass through it.
+        packet = json.dumps({"op": "spawn", "id": number, **wish}).encode()
         if len(packet) > MAX_MESSAGE:
             raise SandboxError(f"a request of {len(packet)} bytes is too large for the warden", retryable=False)
         with ExitStack() as stack:
