@@ -107,7 +107,7 @@ EVENTS: Mapping[str, str] = {
     "request.answered": "one line per request, at debug",
     "request.crashed": "a request met a bug of ours; it was answered 500",
     "sandbox.left": "files of a sandbox that could not be removed",
-    "sandbox.late": "a sandbox's shell did not come up in advance; whoever uses it first tries again",
+    "sandbox.late": "a sandbox's first session did not come up in advance; whoever uses it first tries again",
     "sandbox.spoilt": "a warm sandbox died before a job had it; another one is made, later each time",
     "server.warned": "what hypercorn complains of",
     "tasks.shown": "asked by a signal: the tree of tasks is on standard error",

@@ -8,6 +8,7 @@ knows nothing of rollouts.
 
 from __future__ import annotations
 
+import socket
 import ssl
 from collections import deque
 from collections.abc import Iterable
@@ -152,7 +153,7 @@ class _Address(msgspec.Struct, frozen=True):
     async def connect(self, trust: ssl.SSLContext | None) -> _Connection:
         if self.socket_path is not None:
             return _Connection(await trio.open_unix_socket(self.socket_path))
-        plain = await trio.open_tcp_stream(self.host, self.port)
+        plain = await _open_tcp(self.host, self.port)
         if trust is None:
             return _Connection(plain)
         try:
@@ -163,6 +164,27 @@ class _Address(msgspec.Struct, frozen=True):
             plain.socket.close()
             raise
         return _Connection(plain, secret)
+
+
+async def _open_tcp(host: str, port: int) -> trio.SocketStream:
+    """A name may stand for several places, which race; a number is one, and there is nothing to look up."""
+    if not _is_number(host):
+        return await trio.open_tcp_stream(host, port)
+    plain = trio.socket.socket()
+    try:
+        await plain.connect((host, port))
+        return trio.SocketStream(plain)
+    except BaseException:
+        plain.close()
+        raise
+
+
+def _is_number(host: str) -> bool:
+    try:
+        socket.inet_pton(socket.AF_INET, host)
+    except OSError:
+        return False
+    return True
 
 
 class HttpClient:

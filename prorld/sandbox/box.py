@@ -19,13 +19,13 @@ from prorld.sandbox.cgroups import held_in, ran_out
 from prorld.sandbox.contract import CommandResult, SandboxInfo, SandboxSpec
 from prorld.sandbox.files import Files
 from prorld.sandbox.link import Child
-from prorld.sandbox.memory import process_tree, resident_bytes
+from prorld.sandbox.memory import Gauge, held_bytes, process_tree, resident_bytes
 from prorld.sandbox.python_session import dialect_of
 from prorld.sandbox.session import Session, keep_empty
 from prorld.sandbox.transfer import Transfers
 from prorld.sandbox.wall import Build, Holder
 from prorld.sandbox.warden_client import Warden
-from prorld.sandbox.watchdog import over_disk, over_memory, without_helper
+from prorld.sandbox.watchdog import Rounds, over_disk, over_memory, over_served_memory, without_helper
 
 __all__ = ["SPARE_PROCESSES", "Box"]
 
@@ -85,6 +85,7 @@ class Box:
         self._bash: Session | None = None
         self._python: Session | None = None
         self._failure: SandboxError | None = None
+        self._visitors: set[Child] = set()
         self._files = Files(self._spawn_helper, spec.workdir)
         self._transfers = Transfers(self._spawn_helper, spec.workdir)
 
@@ -97,7 +98,7 @@ class Box:
         self._transfers = Transfers(self._spawn_helper, build.workdir)
 
     async def furnish(self, nursery: trio.Nursery) -> None:
-        """Let it be used. The shell comes up meanwhile, the interpreter when it is asked for.
+        """Let it be used. Its first session comes up meanwhile, the other one when it is asked for.
 
         ``nursery`` lasts as long as the sandbox.
         """
@@ -111,7 +112,8 @@ class Box:
         )
         self._bash = make(BashDialect(), name="bash")
         self._python = make(dialect_of(self.spec), name="python")
-        nursery.start_soon(self._bring_up, self._bash, name=f"shell of {self.sandbox_id}")
+        first = self._python if self.spec.first == "python" else self._bash
+        nursery.start_soon(self._bring_up, first, name=f"first session of {self.sandbox_id}")
         self._state = "up"
 
     async def _bring_up(self, session: Session) -> None:
@@ -128,10 +130,11 @@ class Box:
             if await child.wait() != 0:
                 raise SandboxError(f"sandbox {self.sandbox_id} could not be furnished")
 
-    async def mind(self, lane: Lane) -> None:
+    async def mind(self, lane: Lane, rounds: Rounds) -> None:
         """End the sandbox when all of it together holds more than its limits, or when it has lost its helpers."""
         holder, build = await self._check_up(), self._made
         limits, roots = self.spec.limits, partial(self._roots, holder)
+        gauge = Gauge(build.scratch)
         async with trio.open_nursery() as nursery:
 
             async def until(trouble: Callable[[], Awaitable[SandboxError]]) -> None:
@@ -139,8 +142,20 @@ class Box:
                 self._failure = self._failure or failure
                 nursery.cancel_scope.cancel(failure.message)
 
-            memory = partial(over_memory, lane, roots, build.scratch, limits.memory_bytes, served=build.helpers)
-            nursery.start_soon(until, memory)
+            def look() -> int | None:
+                if self._is_visited():
+                    gauge.forget()
+                return gauge.look(roots())
+
+            def exact() -> Callable[[], int]:
+                return partial(held_bytes, roots(), build.scratch)
+
+            if build.helpers:
+                served = partial(over_served_memory, lane, roots, build.scratch, limits.memory_bytes)
+                nursery.start_soon(until, served)
+            else:
+                nursery.start_soon(until, partial(over_memory, lane, rounds, look, exact, limits.memory_bytes))
+                nursery.start_soon(rounds.go, name="rounds of all sandboxes")
             if build.on_disk:
                 # Of a file that a helper serves, it is the helper that has it open.
                 disk = partial(over_disk, lane, lambda: [*roots(), holder.pid], build.on_disk, build.scratch)
@@ -251,7 +266,15 @@ class Box:
 
     async def _spawn_helper(self, argv: Sequence[str]) -> Child:
         limits = {**self.limits, "processes": self.limits["processes"] + SPARE_PROCESSES}
-        return await self._enter(argv, {"PATH": self._made.session_env["PATH"], "LANG": "C.UTF-8"}, limits)
+        child = await self._enter(argv, {"PATH": self._made.session_env["PATH"], "LANG": "C.UTF-8"}, limits)
+        self._visitors.add(child)
+        return child
+
+    def _is_visited(self) -> bool:
+        """Whether a helper has been in there since this was asked the last time. None is below the sandbox's roots."""
+        was_visited = bool(self._visitors)
+        self._visitors = {child for child in self._visitors if child.running}
+        return was_visited
 
     async def _enter(
         self,

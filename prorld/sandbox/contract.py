@@ -25,6 +25,7 @@ __all__ = [
     "SandboxLimits",
     "SandboxRuntime",
     "SandboxSpec",
+    "SessionKind",
 ]
 
 # The codes of a sandbox that was ended for what ran in it: it reached a limit of all of it together.
@@ -54,6 +55,7 @@ class SandboxLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 Network = Literal["none", "daemon", "host"]
 Kernel = Literal["auto", "ipython", "plain", "jupyter"]
+SessionKind = Literal["bash", "python"]
 
 
 class SandboxSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -64,6 +66,7 @@ class SandboxSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     the daemon and nothing else (``daemon``), or the host's own where the operator allows it. ``kernel`` is what runs
     Python cells: IPython where the sandbox has it (``auto``), one of the two by name, or the Jupyter kernel that
     ``jupyter_kernel`` names.
+    ``first`` is the session that comes up with the sandbox; the other one does when it is used for the first time.
     ``writable`` are further directories that are made where they are missing and can be written to, beside ``workdir``
     and ``/tmp``; without an image they lie in memory, each of ``limits.scratch_bytes`` at most.
     ``trusted`` says that what will run in there is the task's own and not a policy's: a runtime without walls takes
@@ -77,6 +80,7 @@ class SandboxSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     network: Network = "none"
     kernel: Kernel = "auto"
     jupyter_kernel: str = "python3"
+    first: SessionKind = "bash"
     trusted: bool = False
     limits: SandboxLimits = SandboxLimits()
 

@@ -18,6 +18,7 @@ __all__ = ["all_processes", "below", "end_left", "has_group", "kill_family", "ow
 
 _ROUNDS_MAX = 20  # of looking again for what was started meanwhile
 _WAIT_SECONDS = 0.02
+_STAT_BYTES_MAX = 1 << 12  # several times its length
 _TICKS = os.sysconf("SC_CLK_TCK")  # in a second
 
 
@@ -110,7 +111,11 @@ def has_group(session: int, group: int) -> bool:
 
 def read_stat(pid: int) -> list[str]:
     """The fields of /proc/PID/stat from the state on: state, parent, group, session."""
-    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    descriptor = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(descriptor, _STAT_BYTES_MAX).rpartition(b")")[2].decode("ascii").split()
+    finally:
+        os.close(descriptor)
 
 
 def all_processes() -> Iterator[int]:

@@ -185,6 +185,7 @@ class Link:
             raise SandboxError("the warden is gone")
         self._numbers += 1
         number, request = self._numbers, _Request()
+        # The standard library's: names of files that are no Unicode pass through it.
         packet = json.dumps({"op": "spawn", "id": number, **wish}).encode()
         if len(packet) > MAX_MESSAGE:
             raise SandboxError(f"a request of {len(packet)} bytes is too large for the warden", retryable=False)
@@ -207,7 +208,7 @@ class Link:
 
     async def name_first(self, number: int, pid: int, limits: Mapping[str, int]) -> None:
         """Say which process is the first in a child's pid namespace, and what its limits are."""
-        await self._send(json.dumps({"op": "first", "id": number, "pid": pid, "limits": dict(limits)}).encode())
+        await self._send(msgspec.json.encode({"op": "first", "id": number, "pid": pid, "limits": limits}))
 
     def _abandon(self, number: int, request: _Request) -> None:
         self._requests.pop(number, None)
@@ -224,7 +225,7 @@ class Link:
     def kill_nowait(self, number: int) -> None:
         """Have a child killed; one that is not sent now is sent again by whoever waits for the end."""
         with suppress(OSError):
-            self._raw.send(json.dumps({"op": "kill", "id": number}).encode())
+            self._raw.send(b'{"op": "kill", "id": %d}' % number)
 
     async def watch(self, kill: Callable[[], None]) -> None:
         """Ask from time to time, and after a request without an answer, whether the warden is well; else kill it."""

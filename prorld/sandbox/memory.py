@@ -1,7 +1,7 @@
 """How much memory the processes and the scratch of a sandbox hold, and what they keep on disk, read off /proc.
 
 No limit of a process counts this: there is none for memory that is shared without a file, and none for a sum.
-``glance`` is quick and never waits for a process. Everything else is for a lane.
+``Gauge`` is quick and never waits for a process. Everything else is for a lane.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["children", "glance", "held_bytes", "process_tree", "resident_bytes", "unlinked_bytes"]
+__all__ = ["Gauge", "children", "held_bytes", "process_tree", "resident_bytes", "unlinked_bytes"]
 
 TREE_MAX = 1 << 22  # as many as a kernel has
 FEW = 32
@@ -21,16 +21,63 @@ _SHORT_BYTES = 2048
 _BLOCK_BYTES = 512
 _DELETED = " (deleted)"
 _NEVER_ON_DISK = ("/memfd:", "/SYSV", "/dev/zero")
+_LINKS_OF_ONE = 3
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
-def glance(roots: Sequence[int], scratch: Sequence[str]) -> int | None:
-    """The most that a sandbox can hold; ``None`` where it has too many processes to be asked on the way.
+class Gauge:
+    """The most that a sandbox can hold, asked about once a second for as long as it lives.
 
-    ``roots`` are the processes that all others of it are below, its first process first.
+    Mostly a sandbox waits for its policy. What has not run has taken nothing, written nothing and started nobody: so
+    its processes and its ``scratch`` are looked at again only when the kernel has counted time for one of them.
     """
-    pids = process_tree(roots, at_most=FEW)
-    return None if pids is None else resident_bytes(pids) + _scratch_bytes(roots, scratch)
+
+    def __init__(self, scratch: Sequence[str]) -> None:
+        self._scratch = scratch
+        self._roots: list[int] = []
+        self._ran: dict[str, bytes] = {}  # by the file of a thread's time
+        self._held = 0
+        self._is_sure = False
+
+    def forget(self) -> None:
+        """Walk next time: somebody from outside has been in there, or is."""
+        self._is_sure = False
+
+    def look(self, roots: Sequence[int]) -> int | None:
+        """So many bytes; ``None`` where it has too many threads to be asked on the way.
+
+        ``roots`` are the processes that all others of it are below, its first process first.
+        """
+        if not (self._is_sure and roots == self._roots and self._is_at_rest()) and not self._walk(roots):
+            self._ran, self._is_sure = {}, False
+            return None
+        return self._held
+
+    def _is_at_rest(self) -> bool:
+        return all(_run_time(path) == ran for path, ran in self._ran.items())
+
+    def _walk(self, roots: Sequence[int]) -> bool:
+        """Whether there were few enough of them.
+
+        The time of a thread is read before what it has started, so what it starts later shows in its time. One walk can
+        miss a process that loses its parent meanwhile, since its new one has not run for that: it takes two that found
+        the same.
+        """
+        pids, ran, resident, threads, steady = list(roots), dict[str, bytes](), 0, 0, True
+        for pid in pids:  # grows while it is walked
+            ran |= _run_times(pid, [str(pid)])
+            tasks = _tasks(pid)
+            threads += len(tasks)
+            if threads > FEW:
+                return False
+            if len(tasks) > 1:
+                ran |= _run_times(pid, tasks)
+                steady = steady and tasks == _tasks(pid)
+            pids += children(pid, tasks)
+            resident += resident_bytes([pid])
+        self._is_sure = steady and ran == self._ran and all(ran.values())
+        self._roots, self._ran, self._held = list(roots), ran, resident + _scratch_bytes(roots, self._scratch)
+        return True
 
 
 def held_bytes(roots: Sequence[int], scratch: Sequence[str]) -> int:
@@ -143,8 +190,29 @@ def children(pid: int, tasks: Sequence[str] | None = None) -> list[int]:
     return found
 
 
+def _run_times(pid: int, tasks: Iterable[str]) -> dict[str, bytes]:
+    return {path: _run_time(path) for path in [f"/proc/{pid}/task/{task}/schedstat" for task in tasks]}
+
+
+def _run_time(path: str) -> bytes:
+    """How long a thread has run, in nanoseconds; nothing where it is gone, or where the kernel does not count it."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            ran = os.read(descriptor, _SHORT_BYTES).split(maxsplit=1)[0]
+        finally:
+            os.close(descriptor)
+    except (OSError, IndexError):
+        return b""
+    return b"" if ran == b"0" else ran
+
+
 def _tasks(pid: int) -> list[str]:
     try:
+        # The links of the directory are its own two and one for each thread. Most processes have one, and no list is
+        # needed to name it.
+        if os.stat(f"/proc/{pid}/task").st_nlink == _LINKS_OF_ONE:  # noqa: PTH116 - a path would cost more than the call
+            return [str(pid)]
         return os.listdir(f"/proc/{pid}/task")  # noqa: PTH208 - the names are what is wanted
     except OSError:
         return []

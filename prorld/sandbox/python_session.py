@@ -9,6 +9,7 @@ from __future__ import annotations
 import signal
 import struct
 from collections.abc import Sequence
+from functools import cache
 from importlib.resources import files
 
 from prorld.errors import SandboxError
@@ -51,8 +52,7 @@ class _GuestDialect:
     kernel = "plain"
 
     def __init__(self, *names: str, last: str) -> None:
-        guest = files("prorld.sandbox.guest")
-        self.sent_once = b"\n".join([*(guest.joinpath(name).read_bytes() for name in names), last.encode()])
+        self.sent_once = b"\n".join([*map(_guest, names), last.encode()])
         load = _LOAD.format(count=len(self.sent_once))
         # The shell is here to look PATH up: the sandbox may come from an image that keeps its interpreter anywhere.
         self.argv: Sequence[str] = ("/bin/bash", "--norc", "--noprofile", "-c", 'exec python3 -c "$1"', "python", load)
@@ -76,6 +76,11 @@ class _GuestDialect:
             raise SandboxError(f"no {self.kernel} kernel in the sandbox: {why}", code="kernel_missing", retryable=False)
         if exit_code == _NOT_STARTED:
             raise SandboxError(f"the {self.kernel} kernel did not start: {why}")
+
+
+@cache
+def _guest(name: str) -> bytes:
+    return files("prorld.sandbox.guest").joinpath(name).read_bytes()
 
 
 class PythonDialect(_GuestDialect):

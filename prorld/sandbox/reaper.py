@@ -15,6 +15,7 @@ import stat
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 import msgspec
@@ -75,7 +76,7 @@ def name_process(place: Path, pid: int, marker: str = "") -> None:
     begun = started(pid)
     if begun is not None:
         fresh = place / f".{_PROCESS}"
-        fresh.write_text(f"{pid} {begun} {_machine_boot()} {marker}\n")
+        fresh.write_bytes(f"{pid} {begun} {_machine_boot()} {marker}\n".encode())
         fresh.rename(place / _PROCESS)
 
 
@@ -147,6 +148,7 @@ def _end_processes(places: Sequence[Path]) -> int:
     return end_left(left, markers, seconds=END_SECONDS, grown_in=GROWN_SECONDS) if left else 0
 
 
+@cache
 def _machine_boot() -> str:
     """What the kernel calls the time since the machine was started."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

@@ -26,6 +26,7 @@ from prorld.sandbox.link import Child
 from prorld.sandbox.seccomp import assemble
 from prorld.sandbox.wall import READY, Build, Enclosing, Enclosure, Holder, Request, Wall
 from prorld.sandbox.warden_client import Warden
+from prorld.sandbox.watchdog import Rounds
 
 __all__ = ["Runtime"]
 
@@ -66,6 +67,7 @@ class Runtime:
         self._filter = assemble()
         self._lane = Lane("sandbox files", 4)
         self._watch_lane = Lane("sandbox watch", 2)
+        self._rounds = Rounds()
         self._boxes: dict[str, Box] = {}
 
     @property
@@ -123,7 +125,8 @@ class Runtime:
             try:
                 holder = await self._hold(box, place, image, nursery)
                 await box.furnish(nursery)
-                nursery.start_soon(partial(box.mind, self._watch_lane), name=f"limits of {box.sandbox_id}")
+                mind = partial(box.mind, self._watch_lane, self._rounds)
+                nursery.start_soon(mind, name=f"limits of {box.sandbox_id}")
                 task_status.started(box)
                 await holder.wait()
                 failure = box.failure or SandboxError(f"sandbox {box.sandbox_id} ended by itself")

@@ -16,7 +16,7 @@ import stat
 import tempfile
 from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
 from contextlib import closing, suppress
-from functools import partial
+from functools import cache, partial
 from importlib.resources import files
 from pathlib import Path
 
@@ -53,6 +53,11 @@ _REFUSALS: dict[int, tuple[type[Exception], str]] = {
 }
 
 
+@cache
+def _script() -> str:
+    return files("prorld.sandbox.guest").joinpath("transfer.bash").read_text("utf-8")
+
+
 class Transfers:
     """Uploads and downloads of one sandbox. ``spawn`` starts a process in it."""
 
@@ -61,7 +66,7 @@ class Transfers:
         self._workdir = workdir
         self._lane = Lane("sandbox transfers", _THREADS)
         self._at_once = trio.CapacityLimiter(_THREADS)
-        self._script = files("prorld.sandbox.guest").joinpath("transfer.bash").read_text("utf-8")
+        self._script = _script()
 
     async def upload(self, source: Path, path: str) -> None:
         """Put a file or a directory of this host in place. Raises as ``Sandbox.upload`` says."""

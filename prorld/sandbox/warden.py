@@ -28,6 +28,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import gc
 import json
 import os
 import selectors
@@ -335,6 +336,8 @@ def main(arguments: list[str]) -> NoReturn:
             sys.stderr.write(f"warden: the interpreter stays out of reach of user {uid}: {exc}\n")
         drop_to(uid, gid)
         libc.stay_dumpable()
+    # A collection writes to all that it looks at, and what is written to has to be copied for each fork.
+    gc.freeze()
     control = socket.socket(fileno=moved)
     control.send(json.dumps({"op": "ready", "uid": os.getuid()}).encode())
     Warden(control).run()

@@ -31,9 +31,9 @@ log: FilteringBoundLogger = structlog.get_logger()
 
 LOOK_EVERY_S = 1.0
 START_S = 120.0
-# Its shell may still be coming up when a sandbox is there.
+# Its first session may still be coming up when a sandbox is there.
 FIRST_CHECK_S = 30.0
-# The shell of a warm sandbox has this long to answer before a job gets it.
+# That of a warm sandbox has this long to answer before a job gets it.
 CHECK_S = 2.0
 # A job tries so many warm ones before it starts one of its own.
 TRIES = 3
@@ -168,7 +168,7 @@ class WarmRuntime:
             self._ids.discard(sandbox_id)
 
     async def _fit(self, shelf: _Shelf) -> _Slot | None:
-        """A warm sandbox whose shell answers. One that does not is ended."""
+        """A warm sandbox that answers. One that does not is ended."""
         for _ in range(TRIES):
             if not shelf.idle:
                 break
@@ -177,7 +177,7 @@ class WarmRuntime:
             assert slot.sandbox is not None
             fit = False
             try:
-                fit = await _answers(slot.sandbox, CHECK_S)
+                fit = await _answers(slot.sandbox, shelf.spec, CHECK_S)
             finally:
                 if not fit:
                     slot.end("it was not fit")
@@ -283,7 +283,7 @@ class WarmRuntime:
                     if not isinstance(sandbox, Adoptable):
                         self._can_keep = False
                         raise SandboxError(f"sandboxes of {self.name} can't be adopted", retryable=False)
-                    if not await _answers(sandbox, FIRST_CHECK_S):
+                    if not await _answers(sandbox, spec, FIRST_CHECK_S):
                         raise SandboxError(f"{slot.name} does not answer")
             slot.sandbox = sandbox
             slot.state, slot.idle_since = "idle", trio.current_time()
@@ -336,10 +336,13 @@ def _failure(group: BaseExceptionGroup[Exception]) -> SandboxError:
     return next(known, SandboxError(f"its keeper failed: {chain(found[0])}"))
 
 
-async def _answers(sandbox: Sandbox, limit_s: float) -> bool:
-    """Whether its shell does what it is told."""
+async def _answers(sandbox: Sandbox, spec: SandboxSpec, limit_s: float) -> bool:
+    """Whether its first session does what it is told; an empty cell leaves no trace."""
     try:
-        result = await sandbox.bash("true", limit_s=limit_s)
+        if spec.first == "python":
+            result = await sandbox.python("", limit_s=limit_s)
+        else:
+            result = await sandbox.bash("true", limit_s=limit_s)
     except SandboxError:
         return False
     return result.exit_code == 0 and not result.timed_out and not result.restarted

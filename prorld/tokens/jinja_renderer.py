@@ -31,6 +31,11 @@ __all__ = ["JinjaRenderer"]
 # Patterns of roles whose junction is remembered; a rollout uses a handful.
 JUNCTIONS_MAX = 256
 
+# Openings that are remembered, and how long one may be.
+REMEMBERED_MAX = 64
+REMEMBERED_TOKENS_MAX = 1 << 13
+_CLOCK = "strftime_now"
+
 _PROBE_TOOL = ToolSchema(name="zq_tool", description="zq", parameters={"type": "object", "properties": {}})
 
 
@@ -60,6 +65,9 @@ class JinjaRenderer:
         self._thinks = THINK_CLOSE in source
         self._thinks_first = self._opening().rstrip().endswith(THINK_OPEN)
         self._junctions: dict[bytes, Junction] = {}
+        self._opened: dict[bytes, list[RenderedMessage]] = {}
+        # What a template writes of the time is otherwise at another one.
+        self._is_repeatable = _CLOCK not in source
         tools = "template" if self._native_tools else self._dialect.name
         self._name = f"jinja/1 tools={tools} template={hashlib.sha256(source.encode()).hexdigest()[:12]}"
         self._check_cut()
@@ -82,7 +90,14 @@ class JinjaRenderer:
 
     def render(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> list[RenderedMessage]:
         """A whole conversation, up to and including the opening of the next assistant turn."""
-        return self._encode(self._parts(messages, self._schemas(tools)), messages)
+        key = _key(messages, tools) if self._is_repeatable else None
+        known = None if key is None else self._opened.get(key)
+        if known is not None:
+            return _copy(known)
+        rendered = self._encode(self._parts(messages, self._schemas(tools)), messages)
+        if key is not None:
+            self._remember(key, rendered)
+        return rendered
 
     def bridge(
         self, prompt: Sequence[int], sampled: Sequence[int], messages: Sequence[Message], tools: Sequence[ToolSchema]
@@ -111,6 +126,13 @@ class JinjaRenderer:
             reasoning_open=self._thinks_first,
             complete=complete,
         )
+
+    def _remember(self, key: bytes, rendered: list[RenderedMessage]) -> None:
+        """The rollouts of a group open alike, mostly at the same time."""
+        if sum(len(part.ids) for part in rendered) <= REMEMBERED_TOKENS_MAX:
+            if len(self._opened) >= REMEMBERED_MAX:
+                self._opened.clear()
+            self._opened[key] = _copy(rendered)
 
     def _closing(self, sampled: Sequence[int]) -> list[int]:
         """What closes the turn that was sampled, thoughts that were cut included."""
@@ -276,6 +298,18 @@ class _Runs:
         for index in range(self._next, end):
             self._out.append(RenderedMessage(ids=[], message=self._messages[index]))
         self._next = max(self._next, end)
+
+
+def _copy(rendered: Iterable[RenderedMessage]) -> list[RenderedMessage]:
+    return [RenderedMessage(ids=part.ids[:], message=part.message) for part in rendered]
+
+
+def _key(messages: Sequence[Message], tools: Sequence[ToolSchema]) -> bytes | None:
+    """What stands for a conversation; nothing for one whose text is no Unicode, as broken file names are."""
+    try:
+        return hashlib.sha256(msgspec.json.encode((messages, tools))).digest()
+    except UnicodeEncodeError:
+        return None
 
 
 def _any_of(tokens: Iterable[str]) -> re.Pattern[str] | None:

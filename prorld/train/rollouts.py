@@ -101,8 +101,13 @@ class Rollouts:
                     raise
         return record
 
-    def arriving(self, batch_id: str, cursor: int, after: int) -> Iterator[PackedBatchGroup | None]:
-        """Groups as they come, feeding the batch meanwhile; ``None`` each time that nothing came for a moment."""
+    def arriving(
+        self, batch_id: str, cursor: int, after: int, *, eats: bool = True
+    ) -> Iterator[PackedBatchGroup | None]:
+        """Groups as they come, feeding the batch meanwhile; ``None`` each time that nothing came for a moment.
+
+        One that ``eats`` nothing has all of its prompts already.
+        """
         looked = heard = time.monotonic()
         while True:
             if self.should_stop():
@@ -113,7 +118,8 @@ class Rollouts:
                 ):
                     after, heard = group.seq, time.monotonic()
                     yield group
-                    self.feed(batch_id, cursor)
+                    if eats:
+                        self.feed(batch_id, cursor)
             except ClientError as exc:
                 if exc.stable_code != "nothing_new":
                     raise
@@ -170,11 +176,11 @@ class StepBatches:
         self._submit(batch)
         found: list[TrainGroup] = []
         last = 0
-        for group in everything.arriving(name, cursor, 0):
+        for group in everything.arriving(name, cursor, 0, eats=not batch.last):
             if group is not None:
                 found.append(to_train(group))
                 last = group.seq
-            else:
+            elif not batch.last:
                 everything.feed(name, cursor)
             everything.say(f"step {step + 1}: {len(found)} of {settings.per_step} groups")
         record = everything.client.batch(name)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
+import time
+from collections.abc import Iterator
 
 import pytest
 import trio
 
 from prorld.errors import SandboxError, leaves
 from prorld.sandbox.contract import SandboxLimits, SandboxSpec
-from prorld.sandbox.memory import glance, held_bytes, process_tree, resident_bytes
+from prorld.sandbox.memory import Gauge, held_bytes, process_tree, resident_bytes
 from prorld.sandbox.runtime import Runtime
 from prorld.testing.sandbox_contract import open_sandbox
 
@@ -88,7 +91,7 @@ def test_what_is_held() -> None:
     ) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        quick = glance([process.pid], [])
+        quick = Gauge([]).look([process.pid])
         exact = held_bytes([process.pid], [])
         process.communicate(b"\n")
     assert quick is not None
@@ -105,7 +108,7 @@ def test_processes_that_are_gone_count_nothing() -> None:
     assert resident_bytes([os.getpid()]) > 1 << 20
 
 
-def test_a_glance_is_short() -> None:
+def test_a_look_is_short() -> None:
     """What has many threads is not walked on the way."""
     code = (
         "import threading, time\n"
@@ -115,8 +118,74 @@ def test_a_glance_is_short() -> None:
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        few = glance([process.pid], [])
+        few = Gauge([]).look([process.pid])
         exact = held_bytes([process.pid], [])
         process.communicate(b"\n")
     assert few is None
     assert exact > 1 << 20
+
+
+WAITS = "import os, sys, threading\nkept, SIZE = [], 30 << 20\nfor line in sys.stdin: exec(line); print(flush=True)\n"
+
+
+@pytest.fixture
+def waiting() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that runs what it is told, and nothing in between."""
+    with subprocess.Popen([sys.executable, "-c", WAITS], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        yield process
+        process.kill()
+
+
+def tell(process: subprocess.Popen[bytes], line: str) -> None:
+    """Have a line run, and see to it that the process waits again."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(line.encode() + b"\n")
+    process.stdin.flush()
+    process.stdout.readline()
+
+
+def looked(gauge: Gauge, pid: int) -> int:
+    """What a gauge says when nothing has run for several looks."""
+    for _ in range(4):
+        gauge.look([pid])
+        time.sleep(0.05)
+    held = gauge.look([pid])
+    assert held is not None
+    return held
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "kept.append(b'x' * SIZE)",
+        "r, w = os.pipe(); os.fork() or (kept.append(b'x' * SIZE), os.write(w, b'.'), os.read(0, 1)); os.read(r, 1)",
+        "t = threading.Thread(target=lambda: kept.append(b'x' * SIZE)); t.start(); t.join()",
+    ],
+    ids=["itself", "a child", "a thread"],
+)
+def test_what_has_run_is_looked_at_again(waiting: subprocess.Popen[bytes], line: str) -> None:
+    """However long nothing has changed, what is taken then is seen by the next look."""
+    tell(waiting, "pass")
+    gauge = Gauge([])
+    before = looked(gauge, waiting.pid)
+    tell(waiting, line)
+    after = gauge.look([waiting.pid])
+    assert after is not None
+    assert after - before > 25 << 20
+    assert looked(gauge, waiting.pid) - before > 25 << 20
+
+
+def test_what_rests_is_not_looked_at_again(waiting: subprocess.Popen[bytes]) -> None:
+    """What somebody else has written there shows once the gauge is told that there was somebody."""
+    tell(waiting, "pass")
+    gauge = Gauge(["/dev/shm"])
+    before = looked(gauge, waiting.pid)
+    with tempfile.NamedTemporaryFile(dir="/dev/shm") as file:
+        file.write(b"x" * (64 << 20))
+        file.flush()
+        assert gauge.look([waiting.pid]) == before
+        gauge.forget()
+        after = gauge.look([waiting.pid])
+    assert after is not None
+    assert after - before > 32 << 20

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 import pytest
+import trio
 
-from prorld.sandbox.contract import Kernel, Sandbox, SandboxSpec
+from prorld.sandbox.contract import Kernel, Sandbox, SandboxSpec, SessionKind
 from prorld.sandbox.runtime import Runtime
 from prorld.sandbox.session import NO_END
 from prorld.testing.sandbox_contract import open_sandbox
@@ -151,3 +152,20 @@ async def test_oversized_cell(sandbox: Sandbox) -> None:
     result = await sandbox.python("#" * (1 << 20))
     assert result.exit_code == 2
     assert (await sandbox.python("1")).output == b"1\n"
+
+
+@pytest.mark.parametrize("first", ["bash", "python"])
+async def test_the_first_session_is_there_before_it_is_used(runtime: Runtime, first: SessionKind) -> None:
+    """The other one comes up when it is used, and each works whichever comes first."""
+    async with open_sandbox(runtime, SandboxSpec(kernel="plain", first=first)) as opened:
+        await trio.sleep(0.5)  # by then it has its number
+        if first == "bash":
+            cell = await opened.python("import os\nos.getpid()")
+            command = await opened.bash("echo $$")
+            assert int(command.output) < int(cell.output)
+        else:
+            command = await opened.bash("echo $$")
+            cell = await opened.python("import os\nos.getpid()")
+            assert int(cell.output) < int(command.output)
+        assert not cell.restarted
+        assert not command.restarted

@@ -65,6 +65,22 @@ async def test_cold_bubblewrap_keeps_the_contract(check: SandboxCheck, runtime: 
     await check.run(WarmRuntime(runtime, WarmRules(total=0), boot_id=BOOT_ID, starts_max=1))
 
 
+async def test_a_warm_sandbox_may_begin_with_an_interpreter(runtime: Runtime) -> None:
+    """The check of it leaves no trace there, and starts no shell."""
+    warm, spec = WarmRuntime(runtime, WarmRules(), boot_id=BOOT_ID), SandboxSpec(kernel="ipython", first="python")
+    async with trio.open_nursery() as nursery:
+        await nursery.start(warm.keep)
+        warm.expect(spec)
+        await ready(warm, 1)
+        async with open_sandbox(warm, spec) as sandbox:
+            assert (await sandbox.python("In, len(Out)")).output == b"(['', 'In, len(Out)'], 0)\n"
+            running = await sandbox.python(
+                "import glob\nsorted(open(f).read() for f in glob.glob('/proc/[0-9]*/comm'))"
+            )
+            assert running.output.count(b"bash") == 1
+        nursery.cancel_scope.cancel()
+
+
 @pytest.mark.real
 @pytest.mark.parametrize("check", sandbox_checks(), ids=lambda check: check.name)
 async def test_warm_apptainer_keeps_the_contract(check: SandboxCheck, warden: Warden, runtime_dir: Path) -> None:

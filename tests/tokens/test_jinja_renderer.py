@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -16,6 +17,7 @@ from prorld.testing.byte_tokenizer import IM_END, byte_ids, write_byte_tokenizer
 from prorld.tokens.contract import RenderedMessage
 from prorld.tokens.jinja_renderer import JinjaRenderer
 from prorld.tokens.junction import DUMMY, DUMMY_TOOL
+from prorld.tokens.template import ChatTemplate
 from prorld.tokens.tokenizer import HfTokenizer
 from tests.tokens.support import BASH, CHATML, CONTROL, MARKUP, THINKING, control, ids, tiny, tiny_core
 
@@ -46,6 +48,44 @@ def test_a_conversation_is_what_the_template_writes() -> None:
     )
     assert ids(rendered) == PLAIN.tokenizer.encode(text + "<|im_start|>assistant\n")
     assert [part.message.role for part in rendered if part.message] == ["system", "user", "assistant", "user"]
+
+
+def test_an_opening_that_comes_again_is_the_same_and_nobody_else_s() -> None:
+    """The rollouts of a group open alike; what one of them does to its ids does not reach the others."""
+    messages = [Message(role="system", content="Add."), Message(role="user", content="1 and 1?")]
+    renderer = JinjaRenderer(tiny(CHATML))
+    first = renderer.render(messages, ())
+    again = renderer.render(messages, ())
+    assert again == first
+    again[1].ids.clear()
+    assert renderer.render(messages, ()) == first
+    assert renderer.render(messages[1:], ()) != first
+    assert renderer.render(messages, (BASH,)) != first
+
+
+def test_what_a_template_says_of_the_time_is_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is asked again; any other is asked once."""
+    asked: list[str] = []
+    render = ChatTemplate.render
+
+    def counted(self: ChatTemplate, *args: Any, **kwargs: Any) -> str:
+        asked.append(text := render(self, *args, **kwargs))
+        return text
+
+    messages = [Message(role="user", content="When?")]
+    with_clock, without = (JinjaRenderer(tiny(start + CHATML)) for start in ("{{ strftime_now('%Y') }}", ""))
+    monkeypatch.setattr(ChatTemplate, "render", counted)
+    for renderer, again in ((with_clock, True), (without, False)):
+        renderer.render(messages, ())
+        asked.clear()
+        renderer.render(messages, ())
+        assert bool(asked) is again
+
+
+def test_a_text_that_is_no_unicode_is_rendered_each_time() -> None:
+    """Broken file names are such texts."""
+    broken = [Message(role="user", content="a\udc80b")]
+    assert PLAIN.render(broken, ()) == PLAIN.render(broken, ())
 
 
 def test_merges_over_the_border_of_a_message_stay_canonical() -> None:

@@ -28,8 +28,8 @@ class CalcHandler(AgentHandler[CalcInstance]):
     allowed_tools: ClassVar[frozenset[str]] = frozenset()
 
     def sandbox_spec(self, instance: CalcInstance) -> SandboxSpec:
-        """The embedded default."""
-        return SandboxSpec()
+        """The embedded default, for a calculator alone: an interpreter of the plainest kind, and no shell."""
+        return SandboxSpec(kernel="plain", first="python")
 
     def tools(self, job: JobContext[CalcInstance]) -> Sequence[Tool]:
         """The calculator."""

@@ -121,7 +121,9 @@ class MathHandler(AgentHandler[MathInstance]):
         """A sandbox, where one of the tools needs it."""
         tools = self.tools(job)
         if any(tool.needs_sandbox for tool in tools):
-            sandbox = await job.open_sandbox(SandboxSpec(image=self._settings.image, kernel=self._settings.kernel))
+            sandbox = await job.open_sandbox(
+                SandboxSpec(image=self._settings.image, kernel=self._settings.kernel, first="python")
+            )
             if self._libraries is None and any(tool.schema.name == "python" for tool in tools):
                 self._libraries = await find_libraries(sandbox)
 
