@@ -65,7 +65,7 @@ class JinjaRenderer:
         self._thinks = THINK_CLOSE in source
         self._thinks_first = self._opening().rstrip().endswith(THINK_OPEN)
         self._junctions: dict[bytes, Junction] = {}
-        self._opened: dict[bytes, list[RenderedMessage]] = {}
+        self._opened: dict[bytes, list[tuple[list[int], int | None]]] = {}
         # What a template writes of the time is otherwise at another one.
         self._is_repeatable = _CLOCK not in source
         tools = "template" if self._native_tools else self._dialect.name
@@ -93,10 +93,10 @@ class JinjaRenderer:
         key = _key(messages, tools) if self._is_repeatable else None
         known = None if key is None else self._opened.get(key)
         if known is not None:
-            return _copy(known)
+            return [RenderedMessage(ids=ids[:], message=None if at is None else messages[at]) for ids, at in known]
         rendered = self._encode(self._parts(messages, self._schemas(tools)), messages)
         if key is not None:
-            self._remember(key, rendered)
+            self._remember(key, rendered, messages)
         return rendered
 
     def bridge(
@@ -127,12 +127,12 @@ class JinjaRenderer:
             complete=complete,
         )
 
-    def _remember(self, key: bytes, rendered: list[RenderedMessage]) -> None:
-        """The rollouts of a group open alike, mostly at the same time."""
+    def _remember(self, key: bytes, rendered: list[RenderedMessage], messages: Sequence[Message]) -> None:
+        """The rollouts of a group open alike, mostly at the same time. Each is given its own messages back."""
         if sum(len(part.ids) for part in rendered) <= REMEMBERED_TOKENS_MAX:
             if len(self._opened) >= REMEMBERED_MAX:
                 self._opened.clear()
-            self._opened[key] = _copy(rendered)
+            self._opened[key] = _placed(rendered, messages)
 
     def _closing(self, sampled: Sequence[int]) -> list[int]:
         """What closes the turn that was sampled, thoughts that were cut included."""
@@ -300,8 +300,15 @@ class _Runs:
         self._next = max(self._next, end)
 
 
-def _copy(rendered: Iterable[RenderedMessage]) -> list[RenderedMessage]:
-    return [RenderedMessage(ids=part.ids[:], message=part.message) for part in rendered]
+def _placed(rendered: Iterable[RenderedMessage], messages: Sequence[Message]) -> list[tuple[list[int], int | None]]:
+    """The ids, and which of the messages they are of; the rendered ones are these very messages, in their order."""
+    placed: list[tuple[list[int], int | None]] = []
+    at = -1
+    for part in rendered:
+        if part.message is not None:
+            at = next(index for index in range(at + 1, len(messages)) if messages[index] is part.message)
+        placed.append((part.ids[:], None if part.message is None else at))
+    return placed
 
 
 def _key(messages: Sequence[Message], tools: Sequence[ToolSchema]) -> bytes | None:

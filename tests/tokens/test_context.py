@@ -70,6 +70,18 @@ def test_tokens_only_grow_and_the_mask_says_who_made_them() -> None:
     )
 
 
+def test_a_fork_that_comes_again_has_the_same_sources() -> None:
+    """What a renderer remembers of one rollout's conversation changes nothing in the record of another's."""
+    forks = []
+    for _ in range(2):
+        context = started(THINKER)
+        speak(context, "<think>hm</think>well<|im_end|>")
+        observe(context, user("again"))
+        forks.append([(part.source, part.message, part.start, part.end) for part in context.branches[1].segments])
+    assert forks[1] == forks[0]
+    assert [message for source, message, *_ in forks[1] if source == "observation"] == [user("again")]
+
+
 def test_a_refused_bridge_forks_and_keeps_both() -> None:
     """The child is rendered anew from the conversation, all mask 0; the parent keeps what was sampled."""
     context = started(THINKER)
