@@ -16,6 +16,7 @@ __all__ = ["Gauge", "children", "held_bytes", "process_tree", "resident_bytes", 
 
 TREE_MAX = 1 << 22  # as many as a kernel has
 FEW = 32
+SURE_LOOKS = 15  # after which it is walked in any case
 _READ_BYTES = 1 << 16
 _SHORT_BYTES = 2048
 _BLOCK_BYTES = 512
@@ -29,7 +30,8 @@ class Gauge:
     """The most that a sandbox can hold, asked about once a second for as long as it lives.
 
     Mostly a sandbox waits for its policy. What has not run has taken nothing, written nothing and started nobody: so
-    its processes and its ``scratch`` are looked at again only when the kernel has counted time for one of them.
+    its processes and its ``scratch`` are looked at again only when the kernel has counted time for one of them. And now
+    and then: the kernel itself puts huge pages where small ones were, and not every clock counts the shortest times.
     """
 
     def __init__(self, scratch: Sequence[str]) -> None:
@@ -38,6 +40,7 @@ class Gauge:
         self._ran: dict[str, bytes] = {}  # by the file of a thread's time
         self._held = 0
         self._is_sure = False
+        self._rested = 0  # looks since the last walk
 
     def forget(self) -> None:
         """Walk next time: somebody from outside has been in there, or is."""
@@ -48,7 +51,11 @@ class Gauge:
 
         ``roots`` are the processes that all others of it are below, its first process first.
         """
-        if not (self._is_sure and roots == self._roots and self._is_at_rest()) and not self._walk(roots):
+        if self._is_sure and self._rested < SURE_LOOKS and roots == self._roots and self._is_at_rest():
+            self._rested += 1
+            return self._held
+        self._rested = 0
+        if not self._walk(roots):
             self._ran, self._is_sure = {}, False
             return None
         return self._held

@@ -14,7 +14,7 @@ import trio
 
 from prorld.errors import SandboxError, leaves
 from prorld.sandbox.contract import SandboxLimits, SandboxSpec
-from prorld.sandbox.memory import Gauge, held_bytes, process_tree, resident_bytes
+from prorld.sandbox.memory import SURE_LOOKS, Gauge, held_bytes, process_tree, resident_bytes
 from prorld.sandbox.runtime import Runtime
 from prorld.testing.sandbox_contract import open_sandbox
 
@@ -189,3 +189,17 @@ def test_what_rests_is_not_looked_at_again(waiting: subprocess.Popen[bytes]) -> 
         after = gauge.look([waiting.pid])
     assert after is not None
     assert after - before > 32 << 20
+
+
+def test_what_rests_for_long_is_looked_at_in_any_case(waiting: subprocess.Popen[bytes]) -> None:
+    """The kernel gives huge pages to those that sleep; a file that somebody else writes stands for that here."""
+    tell(waiting, "pass")
+    gauge = Gauge(["/dev/shm"])
+    before = looked(gauge, waiting.pid)
+    with tempfile.NamedTemporaryFile(dir="/dev/shm") as file:
+        file.write(b"x" * (64 << 20))
+        file.flush()
+        seen = [gauge.look([waiting.pid]) for _ in range(SURE_LOOKS + 1)]
+    assert seen[0] == before
+    assert seen[-1] is not None
+    assert seen[-1] - before > 32 << 20
