@@ -141,15 +141,20 @@ def unlinked_bytes(roots: Iterable[int], scratch: Sequence[str], *, stop_at: int
 
 def _unlinked(pid: int) -> Iterator[os.stat_result]:
     """The files that a process has open and that have no name; those that were never on a disk are left out."""
-    with suppress(OSError):
-        for name in os.listdir(f"/proc/{pid}/fd"):  # noqa: PTH208 - the names are what is wanted
+    for task in _speakers(pid):
+        names: list[str] = []
+        with suppress(OSError):
+            names = os.listdir(f"/proc/{task}/fd")  # noqa: PTH208 - the names are what is wanted
+        for name in names:
             with suppress(OSError):
-                link = Path(f"/proc/{pid}/fd/{name}")
+                link = Path(f"/proc/{task}/fd/{name}")
                 shown = str(link.readlink())
                 if shown.endswith(_DELETED) and not shown.startswith(_NEVER_ON_DISK):
                     found = link.stat()
                     if stat.S_ISREG(found.st_mode):
                         yield found
+        if names:
+            return
 
 
 def _devices(pids: Iterable[int], paths: Sequence[str]) -> set[int]:
@@ -161,23 +166,36 @@ def _devices(pids: Iterable[int], paths: Sequence[str]) -> set[int]:
 
 def resident_bytes(pids: Iterable[int]) -> int:
     """Their resident pages, those they share counted for each."""
-    pages = 0
-    for pid in pids:
-        with suppress(OSError, ValueError, IndexError):
-            pages += int(_read(f"/proc/{pid}/statm").split()[1])
-    return pages * _PAGE_BYTES
+    return sum(_statm(pid)[0] for pid in pids) * _PAGE_BYTES
 
 
 def _portions(pid: int) -> tuple[int, int]:
     """Its portion of anonymous and of shared memory, where the kernel lets this user see it; else what is its alone."""
-    with suppress(OSError, ValueError, IndexError):
-        lines = dict(line.split(b":", 1) for line in _read(f"/proc/{pid}/smaps_rollup").splitlines()[1:])
-        anonymous, shared = (int(lines[name].split()[0]) for name in (b"Pss_Anon", b"Pss_Shmem"))
-        return anonymous << 10, shared << 10
-    with suppress(OSError, ValueError, IndexError):
-        resident, common = (int(word) for word in _read(f"/proc/{pid}/statm").split()[1:3])
-        return (resident - common) * _PAGE_BYTES, 0
+    for task in _speakers(pid):
+        with suppress(OSError, ValueError, IndexError):
+            lines = dict(line.split(b":", 1) for line in _read(f"/proc/{task}/smaps_rollup").splitlines()[1:])
+            anonymous, shared = (int(lines[name].split()[0]) for name in (b"Pss_Anon", b"Pss_Shmem"))
+            return anonymous << 10, shared << 10
+    resident, common = _statm(pid)
+    return (resident - common) * _PAGE_BYTES, 0
+
+
+def _statm(pid: int) -> tuple[int, int]:
+    """Its resident pages, and those of them that others may have, too."""
+    for task in _speakers(pid):
+        with suppress(OSError, ValueError, IndexError):
+            resident, common = (int(word) for word in _read(f"/proc/{task}/statm").split()[1:3])
+            if resident:
+                return resident, common
     return 0, 0
+
+
+def _speakers(pid: int) -> Iterator[int]:
+    """Whom to ask about a process: it says nothing of what it holds once its first thread has ended. The others do."""
+    yield pid
+    for task in _tasks(pid):
+        if int(task) != pid:
+            yield int(task)
 
 
 def _scratch_bytes(roots: Iterable[int], scratch: Sequence[str]) -> int:

@@ -8,13 +8,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import trio
 
 from prorld.errors import SandboxError, leaves
 from prorld.sandbox.contract import SandboxLimits, SandboxSpec
-from prorld.sandbox.memory import SURE_LOOKS, Gauge, held_bytes, process_tree, resident_bytes
+from prorld.sandbox.memory import SURE_LOOKS, Gauge, held_bytes, process_tree, resident_bytes, unlinked_bytes
 from prorld.sandbox.runtime import Runtime
 from prorld.testing.sandbox_contract import open_sandbox
 
@@ -34,6 +35,15 @@ BOMBS = {
         "  if not os.fork():\n"
         "    x = b'x' * (120 << 20)\n"
         "    time.sleep(20)\n"
+        "time.sleep(20)"
+    ),
+    "first threads that have ended": (
+        "import ctypes, os, threading, time\n"
+        "def hold(): time.sleep(0.5); x = b'x' * (120 << 20); time.sleep(20)\n"
+        "for _ in range(3):\n"
+        "  if not os.fork():\n"
+        "    threading.Thread(target=hold).start()\n"
+        "    ctypes.CDLL(None).pthread_exit(None)\n"
         "time.sleep(20)"
     ),
     "files": ("import time\nfor name in ('/tmp/f', 'f'): open(name, 'wb').write(b'x' * (150 << 20))\ntime.sleep(20)"),
@@ -189,6 +199,33 @@ def test_what_rests_is_not_looked_at_again(waiting: subprocess.Popen[bytes]) -> 
         after = gauge.look([waiting.pid])
     assert after is not None
     assert after - before > 32 << 20
+
+
+def test_a_process_whose_first_thread_has_ended_holds_what_it_holds(tmp_path: Path) -> None:
+    """Nothing is said of its memory, nor of its open files, under its own number."""
+    code = (
+        "import ctypes, sys, tempfile, threading\n"
+        "def hold():\n"
+        "  while open('/proc/self/stat').read().rpartition(')')[2].split()[0] != 'Z': pass\n"
+        "  kept = b'x' * (30 << 20)\n"
+        "  file = tempfile.TemporaryFile(dir=sys.argv[1])\n"
+        "  file.write(kept); file.flush()\n"
+        "  print(flush=True); sys.stdin.read()\n"
+        "threading.Thread(target=hold).start()\n"
+        "ctypes.CDLL(None).pthread_exit(None)"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        quick = Gauge([]).look([process.pid])
+        exact = held_bytes([process.pid], [])
+        unlinked = unlinked_bytes([process.pid], [], stop_at=1 << 40)
+        process.kill()
+    assert quick is not None
+    assert 30 << 20 <= exact <= quick < 200 << 20
+    assert unlinked >= 30 << 20
 
 
 def test_what_rests_for_long_is_looked_at_in_any_case(waiting: subprocess.Popen[bytes]) -> None:
