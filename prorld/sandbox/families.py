@@ -91,7 +91,7 @@ def started(pid: int) -> int | None:
     """When a process was started, in clock ticks since the boot of the machine; ``None`` where there is none."""
     try:
         fields = read_stat(pid)
-        return None if fields[0] in "ZX" else int(fields[19])
+        return None if _has_ended(fields) else int(fields[19])
     except (OSError, ValueError, IndexError):
         return None
 
@@ -116,6 +116,11 @@ def read_stat(pid: int) -> list[str]:
         return os.read(descriptor, _STAT_BYTES_MAX).rpartition(b")")[2].decode("ascii").split()
     finally:
         os.close(descriptor)
+
+
+def _has_ended(fields: list[str]) -> bool:
+    """Whether all of a process has; one whose first thread has ended is shown as a zombie while others of it run."""
+    return fields[0] == "X" or (fields[0] == "Z" and int(fields[17]) <= 1)
 
 
 def all_processes() -> Iterator[int]:
@@ -152,7 +157,7 @@ def _belongs(pid: int, leader: int | None, marker: str, since: int, until: int |
     with contextlib.suppress(OSError, ValueError, IndexError):
         fields = read_stat(pid)
         begun = int(fields[19])
-        if fields[0] in "ZX" or begun < since or (until is not None and begun > until):
+        if _has_ended(fields) or begun < since or (until is not None and begun > until):
             return False
         if int(fields[3]) == leader:
             return True
