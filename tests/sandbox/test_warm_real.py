@@ -81,6 +81,22 @@ async def test_a_warm_sandbox_may_begin_with_an_interpreter(runtime: Runtime) ->
         nursery.cancel_scope.cancel()
 
 
+async def test_a_warm_interpreter_says_what_a_cold_one_says(runtime: Runtime) -> None:
+    """Rollouts of a group must not differ by which of them got a sandbox that waited: tracebacks name their cell."""
+    said, spec = list[str](), SandboxSpec(kernel="plain", first="python")
+    warm = WarmRuntime(runtime, WarmRules(), boot_id=BOOT_ID)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(warm.keep)
+        warm.expect(spec)
+        await ready(warm, 1)
+        for kind in (warm, runtime):
+            async with open_sandbox(kind, spec) as sandbox:
+                said.append((await sandbox.python("1 / 0")).text)
+        nursery.cancel_scope.cancel()
+    assert said[0] == said[1]
+    assert '"<cell 1>"' in said[0]
+
+
 @pytest.mark.real
 @pytest.mark.parametrize("check", sandbox_checks(), ids=lambda check: check.name)
 async def test_warm_apptainer_keeps_the_contract(check: SandboxCheck, warden: Warden, runtime_dir: Path) -> None:
