@@ -157,7 +157,7 @@ class WarmRuntime:
         self._ids.add(sandbox_id)
         try:
             shelf = self._shelf(spec)
-            slot = await self._fit(shelf)
+            slot = await self._fit(shelf) or await self._fit_of_image(spec)
             shelf.demand.ask(trio.current_time())
             self._bell.set()
             if slot is None:
@@ -185,6 +185,12 @@ class WarmRuntime:
                 return slot
             self._unused("unfit")
         return None
+
+    async def _fit_of_image(self, spec: SandboxSpec) -> _Slot | None:
+        """One of an image that the operator has named, whichever session comes up first in those."""
+        plain = msgspec.structs.replace(spec, first=SandboxSpec().first)
+        shelf = None if spec == plain else self._shelves.get(_key(plain))
+        return await self._fit(shelf) if shelf is not None and shelf.demand.fixed else None
 
     async def _lend(self, slot: _Slot, sandbox_id: str, job_id: str, task_status: trio.TaskStatus[Sandbox]) -> None:
         async def end() -> None:
@@ -307,7 +313,7 @@ class WarmRuntime:
         self._show()
 
     def _shelf(self, spec: SandboxSpec) -> _Shelf:
-        key = msgspec.json.encode(spec, order="deterministic")
+        key = _key(spec)
         shelf = self._shelves.get(key)
         if shelf is None:
             shelf = self._shelves[key] = _Shelf(spec, Demand(self._rules, now=trio.current_time()))
@@ -328,6 +334,10 @@ class WarmRuntime:
     def _show(self) -> None:
         seen = self.admission.statistics()
         self._metrics.sandboxes_seen(self.name, warm=self.idle, starting=seen.starting, waiting=seen.waiting)
+
+
+def _key(spec: SandboxSpec) -> bytes:
+    return msgspec.json.encode(spec, order="deterministic")
 
 
 def _failure(group: BaseExceptionGroup[Exception]) -> SandboxError:

@@ -38,6 +38,7 @@ _TOYS: tuple[tuple[SessionName, str], ...] = (
     ("bash", r"(?P<do>sleep) (?P<seconds>[\d.]+)"),
     ("bash", r"(?P<do>true)"),
     ("bash", r"(?P<do>false)"),
+    ("python", r"(?P<do>)"),
     ("python", r"(?P<do>print)\('(?P<text>.*)'\)"),
     ("python", r"(?P<do>print)\((?P<text>[0-9]+)\)"),
     ("python", r"import os; os\._(?P<do>exit)\((?P<code>\d+)\)"),

@@ -15,7 +15,7 @@ from prorld.metrics import Metrics
 from prorld.sandbox.contract import CommandResult, Sandbox, SandboxRuntime, SandboxSpec
 from prorld.sandbox.warm import LOOK_EVERY_S, STAYS_S, WarmRuntime
 from prorld.sandbox.warm_plan import EXPECTED_S, WarmRules
-from prorld.testing.fake_sandbox import Answer, FakeRuntime, SessionName, toy_answer
+from prorld.testing.fake_sandbox import Answer, FakeRuntime, FakeSandbox, SessionName, toy_answer
 from prorld.testing.sandbox_contract import SandboxCheck, open_sandbox, sandbox_checks
 
 SPEC = SandboxSpec()
@@ -113,6 +113,34 @@ async def test_only_exactly_what_is_asked_for(autojump_clock: trio.testing.MockC
     async with pool() as it:
         await one_job(it.warm, SandboxSpec(env={"SECRET": "of one job"}))
         assert (it.taken("warm"), it.taken("cold")) == (0, 1)
+
+
+async def test_those_of_a_named_image_are_for_either_session(autojump_clock: trio.testing.MockClock) -> None:
+    """An interpreter comes up in them when it is used. What jobs alone keep asking for is kept for these."""
+    python_first = SandboxSpec(first="python")
+    async with pool() as it:
+        for count in (1, 2):
+            await one_job(it.warm, python_first)
+            assert (it.taken("warm"), it.taken("cold")) == (count, 0)
+            await settle()
+    async with pool(rules=WarmRules()) as it:
+        for _ in range(2):
+            await one_job(it.warm, SPEC)
+            await settle()
+        assert it.warm.idle == 1
+        await one_job(it.warm, python_first)
+        assert (it.taken("warm"), it.taken("cold")) == (0, 3)
+
+
+async def test_one_that_begins_with_an_interpreter_is_kept(autojump_clock: trio.testing.MockClock) -> None:
+    """It is asked an empty cell, and nothing of its shell."""
+    async with pool(rules=WarmRules()) as it:
+        it.warm.expect(SandboxSpec(first="python"))
+        await settle()
+        async with open_sandbox(it.warm, SandboxSpec(first="python")) as sandbox:
+            assert isinstance(sandbox, FakeSandbox)
+            assert set(sandbox.calls) == {("python", "")}
+        assert it.taken("warm") == 1
 
 
 async def test_what_is_asked_for_again_is_kept(autojump_clock: trio.testing.MockClock) -> None:
