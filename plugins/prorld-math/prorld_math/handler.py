@@ -121,10 +121,12 @@ class MathHandler(AgentHandler[MathInstance]):
         """A sandbox, where one of the tools needs it."""
         tools = self.tools(job)
         if any(tool.needs_sandbox for tool in tools):
+            computes = any(tool.schema.name == "python" for tool in tools)
+            first: Literal["bash", "python"] = "python" if computes else "bash"
             sandbox = await job.open_sandbox(
-                SandboxSpec(image=self._settings.image, kernel=self._settings.kernel, first="python")
+                SandboxSpec(image=self._settings.image, kernel=self._settings.kernel, first=first)
             )
-            if self._libraries is None and any(tool.schema.name == "python" for tool in tools):
+            if self._libraries is None and computes:
                 self._libraries = await find_libraries(sandbox)
 
     async def opening(self, job: JobContext[MathInstance]) -> Sequence[Message]:

@@ -12,7 +12,16 @@ import trio
 
 from prorld.domain.job import AgentLimits
 from prorld.domain.messages import ToolCall
-from prorld.handlers import BadRequest, CommandResult, GraderError, HandlerError, Turn, open_grader, tool_call
+from prorld.handlers import (
+    BadRequest,
+    CommandResult,
+    GraderError,
+    HandlerError,
+    SandboxSpec,
+    Turn,
+    open_grader,
+    tool_call,
+)
 from prorld.handlers.registry import decode_instance
 from prorld.testing.fake_sandbox import FakeRuntime
 from prorld.testing.handlers import check_handler
@@ -185,6 +194,25 @@ async def test_a_problem_is_solved_with_a_tool(handler: MathHandler):
     assert run.grade.parts == {"correct": 1.0, "answered": 1.0}
     assert run.tool_calls == ["python"]
     assert [message.role for message in run.transcript] == ["system", "user", "assistant", "tool", "assistant"]
+
+
+class Asked(FakeRuntime):
+    """A runtime that keeps which session each sandbox was to begin with."""
+
+    first: str | None = None
+
+    async def run(self, spec: SandboxSpec, **options: Any) -> None:
+        self.first = spec.first
+        await super().run(spec, **options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("tool", "first"), [("python", "python"), ("bash", "bash")])
+async def test_the_session_that_a_job_can_use_comes_up_first(handler: MathHandler, tool: str, first: str):
+    """An image without Python is enough for a job that has a shell alone."""
+    runtime = Asked(terminal)
+    await run_handler(handler, INSTANCE, turns=["No idea."], limits=AgentLimits(tools=[tool]), runtime=runtime)
+    assert runtime.first == first
 
 
 @pytest.mark.slow
