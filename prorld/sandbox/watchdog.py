@@ -42,9 +42,9 @@ class Post:
             self._bell.set()
 
     async def doubted(self) -> None:
-        """Wait for a look that is to be followed by a closer one."""
-        await self._bell.wait()
+        """Wait for a look that is to be followed by a closer one; those during the last closer one are past."""
         self._bell = trio.Event()
+        await self._bell.wait()
         if self._trouble is not None:
             raise self._trouble
 

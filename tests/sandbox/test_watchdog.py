@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
+from typing import TypeVar
 
 import pytest
 import trio
@@ -13,6 +15,8 @@ from prorld.kit.lanes import Lane
 from prorld.sandbox.watchdog import LOOKS_AT_ONCE, Post, Rounds, over_memory
 
 LIMIT = 100
+
+T = TypeVar("T")
 
 
 async def test_somebody_always_goes(autojump_clock: MockClock) -> None:
@@ -63,6 +67,26 @@ async def test_all_are_passed(autojump_clock: MockClock) -> None:
         await trio.sleep(3)
         assert len(seen) == done
         nursery.cancel_scope.cancel()
+
+
+async def test_a_closer_look_that_takes_long_is_not_followed_by_another_at_once(autojump_clock: MockClock) -> None:
+    """What the rounds said meanwhile is answered by it: one sandbox must not keep the lane for itself."""
+    begun = list[float]()
+
+    class Slow(Lane):
+        async def run(self, job: Callable[[], T]) -> T:  # type: ignore[override]
+            begun.append(trio.current_time())
+            await trio.sleep(2.5)
+            return job()
+
+    rounds = Rounds()
+    began = trio.current_time()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(rounds.go)
+        with trio.move_on_after(9.5):
+            await over_memory(Slow("closer", 1), rounds, lambda: None, lambda: lambda: 0, LIMIT)
+        nursery.cancel_scope.cancel()
+    assert [round(at - began, 3) for at in begun] == [0, 3, 6, 9]
 
 
 async def test_a_closer_look_decides() -> None:
