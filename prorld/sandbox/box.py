@@ -267,7 +267,8 @@ class Box:
     async def _spawn_helper(self, argv: Sequence[str]) -> Child:
         limits = {**self.limits, "processes": self.limits["processes"] + SPARE_PROCESSES}
         child = await self._enter(argv, {"PATH": self._made.session_env["PATH"], "LANG": "C.UTF-8"}, limits)
-        self._visitors.add(child)
+        if not self._made.helpers:  # the others' memory is walked each time, and nobody asks who was there
+            self._visitors.add(child)
         return child
 
     def _is_visited(self) -> bool:
