@@ -52,6 +52,13 @@ def tool(name: str) -> Tool:
     return standard_tools([name])[0]
 
 
+def test_what_a_handler_changes_in_a_schema_is_its_own():
+    """Tools are made anew for each rollout; what is remembered between them is nobody's to change."""
+    before = str(tool("bash").schema)
+    tool("bash").schema.parameters["properties"]["command"]["description"] = "One word."
+    assert str(tool("bash").schema) == before
+
+
 def test_schemas_are_plain_objects_that_name_what_is_required():
     """Chat templates get no references and no titles."""
     for each in standard_tools(["bash", "python", "finish", "think"]):
