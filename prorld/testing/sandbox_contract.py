@@ -74,6 +74,7 @@ async def runs_commands(runtime: SandboxRuntime) -> None:
         assert not result.omitted_bytes
         same(await sandbox.bash("false"), 1, b"")
         same(await sandbox.python("print('hello')"), 0, b"hello\n")
+        same(await sandbox.python(""), 0, b"")
 
 
 async def keeps_a_session_over_a_limit(runtime: SandboxRuntime) -> None:

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
 import trio
 
+from prorld.errors import SandboxError
+from prorld.kit.lanes import Lane
 from prorld.sandbox.contract import Kernel, Sandbox, SandboxSpec, SessionKind
 from prorld.sandbox.runtime import Runtime
 from prorld.sandbox.session import NO_END
+from prorld.sandbox.tiny_image import make_tiny_image
+from prorld.sandbox.warden_client import Warden
 from prorld.testing.sandbox_contract import open_sandbox
+from tests.sandbox.support import open_descriptors
 
 
 @pytest.fixture(params=["plain", "ipython"])
@@ -169,3 +176,28 @@ async def test_the_first_session_is_there_before_it_is_used(runtime: Runtime, fi
             assert int(cell.output) < int(command.output)
         assert not cell.restarted
         assert not command.restarted
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A directory that whoever runs sandboxes can pass through."""
+    with tempfile.TemporaryDirectory(prefix="prorld-image-") as name:
+        Path(name).chmod(0o711)
+        yield Path(name)
+
+
+async def test_an_image_without_an_interpreter_still_has_its_shell(
+    place: Path, warden: Warden, runtime: Runtime
+) -> None:
+    """Where the interpreter was to come up first, too. Each use of it says that it did not, and leaves nothing."""
+    image = await make_tiny_image(place / "image", (warden.uid, warden.gid), Lane("test", 1))
+    async with open_sandbox(runtime, SandboxSpec(image=str(image), first="python")) as opened:
+        assert (await opened.bash("echo on")).output == b"on\n"
+        with pytest.raises(SandboxError, match="did not come up"):
+            await opened.python("1")  # after the one that came up with the sandbox, which has ended then
+        before = open_descriptors()
+        for _ in range(3):
+            with pytest.raises(SandboxError, match="did not come up"):
+                await opened.python("1")
+        assert open_descriptors() == before
+        assert (await opened.bash("echo on")).output == b"on\n"
