@@ -266,6 +266,18 @@ async def test_an_adapter_needs_no_pause(autojump_clock) -> None:
         assert here.policies.get("default", None).adapter == "prorld-0.2"
 
 
+async def test_an_adapter_that_has_gone_is_unloaded_from_an_engine_that_is_down_too(autojump_clock) -> None:
+    """It may only be slow, and what it is not told now it keeps."""
+    async with room(backends=[engine("one"), engine("two")]) as here:
+        away = here.backends[1]
+        await updated(here, 1, how="lora")
+        here.pool._engines.lose(here.book.entries("default")[1], "too slow in its health checks")
+        await updated(here, 2, how="lora")
+        await wait_all_tasks_blocked()
+        assert [list(backend.engine.adapters) for backend in here.backends] == [["prorld-0.2"], []]
+        assert not away.is_dead
+
+
 async def test_an_engine_without_the_adapter_stays_out(autojump_clock) -> None:
     """One that can't load it, one that comes later, and one that was away."""
     async with room(backends=[engine("one"), engine("two"), uncontrolled()]) as here:
