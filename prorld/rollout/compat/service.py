@@ -93,6 +93,8 @@ class CompatService:
         # Results that ended earlier are of another batch, or of engines that were cleared.
         self._since = kept.state.since
         self._clock = SystemClock()
+        # How often engines were cleared in this life.
+        self.clears = 0
         self._others: list[JobRecord] = []
         self._began_at = 0.0
         self._nursery: trio.Nursery | None = None
@@ -240,6 +242,7 @@ class CompatService:
         """Forget all engines. Jobs wait for the next one; results that nobody has got are of the old ones."""
         self._tries.drop_unfetched()
         self._since = self._clock.wall()
+        self.clears += 1
         # A trainer that hangs up in the middle has cleared them all the same: one that is left has old weights.
         with shielded(CLEAR_S, "clearing the engines"):
             await self._engines.clear()
