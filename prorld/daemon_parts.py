@@ -301,6 +301,8 @@ def make_compat(loaded: Loaded, rollouts: Rollouts, sampling: Sampling, registry
     service = CompatService(
         rollouts.supervisor, engines, CompatFile(loaded.state_dir),
         handlers=registry, policy=policy, total_s=settings.timeout_s,
+        expects=any(entry.policy == policy for entry in loaded.config.backends)
+        or (loaded.config.embedded_engine and policy == DEFAULT_POLICY),
     )  # fmt: skip
     return Compat(service=service, gym=GymService(rollouts.supervisor, service, total_s=settings.timeout_s))
 

@@ -102,7 +102,7 @@ class Caller:
             try:
                 return (yield from self.call(method, path, kind, body=body, is_repeatable=False))
             except ClientError as exc:
-                is_lost = exc.stable_code == CONNECTION_LOST
+                is_lost = exc.stable_code == CONNECTION_LOST and exc.may_retry
                 if not is_lost and not (was_lost and exc.stable_code in refusals):
                     raise
                 refusal = exc

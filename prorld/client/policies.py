@@ -108,9 +108,9 @@ class PolicyCalls(Calls):
 
         Without a ``version`` it is the policy's next one. Engines that did not take the weights are out, and named in
         ``backends`` of what is returned; where none took them, ``UpdateFailed``. After ``within_s`` it is
-        ``ClientError`` ``still_running``: the update goes on, and the same call finds it. ``away_s`` is how long the
-        daemon may be gone, ``busy_s`` how long somebody else may hold the policy, ``engines_s`` how long there may be
-        no engine.
+        ``ClientError`` ``still_running``: the update goes on, and the same call finds it, with the version that the
+        error names. ``away_s`` is how long the daemon may be gone, ``busy_s`` how long somebody else may hold the
+        policy, ``engines_s`` how long there may be no engine.
         """
         first = 0 if version is None else version
         body = _asked(first, how, path, mode, timeout_s, backends, rollback=rollback, pause_id=pause_id)

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from prorld.domain.versions import PolicyVersion
+from prorld.domain.versions import PolicyVersion, adapter_name
 from prorld.errors import Conflict, Impossible
 
 __all__ = [
@@ -354,7 +354,7 @@ def end_update(state: PolicyState, ended: Update, *, moved: bool, resume: bool) 
         return after
     adapter = None
     if ended.how == "lora" and ended.path is not None:
-        adapter = Adapter(name=ended.target.label, path=ended.path)
+        adapter = Adapter(name=adapter_name(state.name, ended.target), path=ended.path)
     return moved_to(after, ended.target, adapter)
 
 

@@ -7,11 +7,13 @@ from collections.abc import Iterable
 
 import msgspec
 
-__all__ = ["PolicyVersion", "deciding", "in_words", "parse_label"]
+__all__ = ["PolicyVersion", "adapter_name", "deciding", "in_words", "parse_label"]
 
 # What an engine that was never told a version calls its weights: the first version of its policy.
 _FIRST = frozenset({"default", "base"})
-_LABEL = re.compile(r"prorld-(\d{1,9})\.(\d{1,18})|(\d{1,18})", re.ASCII)
+# An adapter's name ends in its policy, where that is not the default one.
+_LABEL = re.compile(r"prorld-(\d{1,9})\.(\d{1,18})(?:@.+)?|(\d{1,18})", re.ASCII)
+_NO_NAME_OF_ITS_OWN = "default"
 
 
 class PolicyVersion(msgspec.Struct, frozen=True, order=True):
@@ -24,6 +26,11 @@ class PolicyVersion(msgspec.Struct, frozen=True, order=True):
     def label(self) -> str:
         """What an engine is told, and what its spans say after that."""
         return f"prorld-{self.epoch}.{self.version}"
+
+
+def adapter_name(policy: str, version: PolicyVersion) -> str:
+    """What an adapter is called in an engine, which other policies may have theirs in, too, of the same versions."""
+    return version.label if policy == _NO_NAME_OF_ITS_OWN else f"{version.label}@{policy}"
 
 
 def deciding(sampled: Iterable[PolicyVersion]) -> list[PolicyVersion]:

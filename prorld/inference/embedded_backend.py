@@ -13,6 +13,7 @@ The client keeps the address of the first process as its name: the engine is one
 from __future__ import annotations
 
 from array import array
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import msgspec
@@ -40,6 +41,8 @@ RELOAD_SECONDS_MAX = 900.0
 CLOSE_SECONDS_MAX = 2.0
 # Each is a model in memory. One serves, one comes, and one may wait for its last calls.
 ADAPTERS_MAX = 3
+# For the last calls on an adapter to end, where a trainer is quicker than they are.
+ROOM_SECONDS_MAX = 300.0
 
 
 class EmbeddedBackend(LlamaCppBackend):
@@ -54,6 +57,7 @@ class EmbeddedBackend(LlamaCppBackend):
         self._turn = trio.Lock()
         self._path: str | None = None
         self._adapters: dict[str, _Adapted] = {}
+        self._unloaded = trio.Event()
         # Why it has other weights than it was to have.
         self.behind: str | None = None
 
@@ -96,11 +100,19 @@ class EmbeddedBackend(LlamaCppBackend):
         return await adapted.generate(request)
 
     async def healthy(self) -> bool:
-        """Whether all of its processes are."""
-        well = await super().healthy()
-        for adapted in [*self._adapters.values()]:
-            well = well and await adapted.healthy()
-        return well
+        """Whether all of its processes are. They are asked at once: together they have the time of one."""
+        ill: list[str | None] = []
+
+        async def ask(name: str | None, healthy: Callable[[], Awaitable[bool]]) -> None:
+            if not await healthy():
+                ill.append(name)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask, None, super().healthy)
+            for name, adapted in self._adapters.items():
+                nursery.start_soon(ask, name, adapted.healthy)
+        # One that was unloaded meanwhile may well not answer.
+        return not any(name is None or name in self._adapters for name in ill)
 
     async def load(self) -> EngineLoad:
         """That of all its processes."""
@@ -141,7 +153,11 @@ class EmbeddedBackend(LlamaCppBackend):
 
     async def _adapt(self, ref: WeightRef, wish: WeightsFile) -> EmbeddedProcess:
         name = ref.name or ref.version.label
-        if len(self._adapters) >= ADAPTERS_MAX and name not in self._adapters:
+        with trio.move_on_after(ROOM_SECONDS_MAX):
+            await trio.lowlevel.checkpoint()
+            while self._is_full_for(name):
+                await self._unloaded.wait()
+        if self._is_full_for(name):
             raise WeightsRefused(f"{self.url} still has {', '.join(self._adapters)}; it takes {ADAPTERS_MAX} at once")
         # The file of the weights is read again, and is refused where it is no longer what it was.
         made, client = await self._proved(ref, weights=self.engine.weights, adapter=wish)
@@ -151,6 +167,9 @@ class EmbeddedBackend(LlamaCppBackend):
         if old is not None:
             await old.end("it was loaded again")
         return made
+
+    def _is_full_for(self, name: str) -> bool:
+        return len(self._adapters) >= ADAPTERS_MAX and name not in self._adapters
 
     async def _proved(
         self, ref: WeightRef, *, weights: WeightsFile | None, adapter: WeightsFile | None
@@ -186,11 +205,15 @@ class EmbeddedBackend(LlamaCppBackend):
                 raise WeightsRefused(f"{path} is of another model: {other} {what} and not {ours}")
 
     async def unload_adapter(self, name: str) -> None:
-        """End the adapter's process; calls that are still on it fail."""
-        async with self._turn:
-            adapted = self._adapters.pop(name, None)
-            if adapted is not None:
-                await adapted.end("its adapter is not wanted any more")
+        """End the adapter's process; calls that are still on it fail.
+
+        Not in turn: weights may take long to load, and an adapter that is not unloaded now will never be.
+        """
+        adapted = self._adapters.pop(name, None)
+        unloaded, self._unloaded = self._unloaded, trio.Event()
+        unloaded.set()
+        if adapted is not None:
+            await adapted.end("its adapter is not wanted any more")
 
     async def aclose(self) -> None:
         """Close the sockets. It is the same client for whoever adds the engine again."""

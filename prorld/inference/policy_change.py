@@ -313,7 +313,9 @@ class Changes:
         """Forget an adapter after its last call."""
         with trio.move_on_after(RETIRE_SECONDS_MAX):
             await self.gate.wait_landed(adapter=adapter)
-        results = await self.engines.unload(self._present(), adapter)
+        # Those that are down for the moment, too: nobody will tell them later, and adapters have few places.
+        there = [entry for entry in self.pool.entries(self.name) if not entry.removed]
+        results = await self.engines.unload(there, adapter)
         log.info("adapter.unloaded", policy=self.name, adapter=adapter, ok=_count(results))
 
 

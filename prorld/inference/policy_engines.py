@@ -14,7 +14,7 @@ import trio
 from structlog.typing import FilteringBoundLogger
 
 from prorld.domain.policy import BackendResult, Mode, Update
-from prorld.domain.versions import PolicyVersion
+from prorld.domain.versions import PolicyVersion, adapter_name
 from prorld.errors import BackendError, Unsupported, chain
 from prorld.inference.contract import WeightRef
 from prorld.inference.policy_gate import PolicyGate
@@ -150,7 +150,8 @@ class PolicyEngines:
             if found != base:
                 words = f"its weights are not those that the adapters of this policy are for ({base.label})"
                 return _failed(entry, words, OTHER_VERSION, found)
-        ref = WeightRef(how="lora", path=update.path or "", version=version, name=version.label, seal=update.seal)
+        name = adapter_name(self._gate.policy, version)
+        ref = WeightRef(how="lora", path=update.path or "", version=version, name=name, seal=update.seal)
         with trio.fail_after(self._load_s):
             await entry.backend.load_weights(ref)
         return _ok(entry, version)

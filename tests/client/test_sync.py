@@ -166,6 +166,9 @@ def test_a_daemon_behind_tls_is_spoken_to_where_it_is_trusted(tmp_path, monkeypa
             caught = refused(client)
         assert (caught.value.stable_code, caught.value.may_retry) == ("connection_lost", False)
         assert "SSL_CERT_FILE" in caught.value.message
+        # Nor is it waited for where a lost answer would be.
+        with Client(address, "tok", patience_s=3600) as client, pytest.raises(ClientError, match="SSL_CERT_FILE"):
+            client.remove_backend("b-1")
         assert script.asked == []
         monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
         with Client(address, "tok") as client:

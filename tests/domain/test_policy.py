@@ -234,7 +234,7 @@ def test_an_adapter_leaves_the_weights_below_it_alone() -> None:
     """Engines go on to say the version that they were given before it."""
     adapted = ended(begun(at(2), asked(3, how="lora")))
     assert (adapted.version, adapted.base) == (PolicyVersion(0, 3), PolicyVersion(0, 2))
-    assert adapted.adapter == Adapter(name="prorld-0.3", path="/w")
+    assert adapted.adapter == Adapter(name="prorld-0.3@p", path="/w")
     whole = ended(begun(adapted, asked(4)))
     assert (whole.version, whole.base, whole.adapter) == (PolicyVersion(0, 4), PolicyVersion(0, 4), None)
 

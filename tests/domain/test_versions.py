@@ -7,13 +7,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prorld.domain.policy import is_stale
-from prorld.domain.versions import PolicyVersion, deciding, parse_label
+from prorld.domain.versions import PolicyVersion, adapter_name, deciding, parse_label
 
 
 @given(st.integers(0, 10**9 - 1), st.integers(0, 10**18 - 1))
 def test_our_labels_read_back(epoch: int, version: int) -> None:
     """Every version survives the way through an engine."""
     assert parse_label(PolicyVersion(epoch, version).label) == PolicyVersion(epoch, version)
+
+
+@pytest.mark.parametrize("policy", ["default", "second", "a.b-c_1"])
+def test_the_name_of_an_adapter_reads_back(policy: str) -> None:
+    """Its tokens have its version, whose ever it is; no two policies have the same name for one."""
+    version = PolicyVersion(1, 2)
+    assert parse_label(adapter_name(policy, version)) == version
+    assert (adapter_name(policy, version) == version.label) == (policy == "default")
 
 
 @pytest.mark.parametrize(("label", "version"), [("default", 0), (None, 0), ("12", 12)])

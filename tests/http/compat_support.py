@@ -84,14 +84,16 @@ class TaskHandler(FakeHandler):
 class CompatWorld:
     """A room, the service, its listener and clients of it."""
 
-    def __init__(self, made: Room, *, total_s: float = 300.0, is_public: bool = False, **options: Any) -> None:
+    def __init__(
+        self, made: Room, *, total_s: float = 300.0, is_public: bool = False, expects: bool = False, **options: Any
+    ) -> None:
         self.room = made
         self.engines = CompatEngines(
             made.pool, made.book.policies, TENANT, own_source=PolicySource, allowed=options.pop("allowed", None)
         )
         self.service = CompatService(
             made.supervisor, self.engines, CompatFile(made.state),
-            handlers=made.registry, policy=TENANT, total_s=total_s,
+            handlers=made.registry, policy=TENANT, total_s=total_s, expects=expects,
         )  # fmt: skip
         gym = GymService(made.supervisor, self.service, total_s=total_s)
         deps = CompatDeps(service=self.service, gym=gym, auth=CompatAuth(is_public=is_public), **options)

@@ -184,6 +184,23 @@ async def test_a_row_that_is_sent_again_is_not_run_again():
         assert len(await world.jobs()) == 4
 
 
+async def test_what_was_left_is_not_for_rows_after_a_change_of_engines():
+    """It was sampled from those that were cleared; what is waited for goes on with the next ones."""
+    async with compat_world() as world:
+        world.engine(ENGINE)
+        await world.call("POST", "/add_llm_server", {"address": ENGINE})
+        await left(world, ROW | LONG)
+        client = await world.connect()
+        await client.send("POST", "/run", ROW | LONG | {"_rowidx": 4})
+        await until(lambda: any(run.waiting for run in runs(world)))
+        await world.call("POST", "/clear_llm_server")
+        await world.call("POST", "/add_llm_server", {"address": ENGINE})
+        before = await world.jobs()
+        assert (await world.call("POST", "/run", ROW | LONG)).json["prorld_job_id"] not in before
+        assert (await client.reply()).status == 200
+        assert len(await world.jobs()) == len(before) + 1 == 3
+
+
 async def test_a_row_with_an_id_of_its_own_has_one_job():
     """Joined while it runs, answered again when it is done; other fields with that id are another row."""
     async with compat_world() as world:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import trio
 
 from prorld.errors import (
     BackendError,
@@ -15,8 +16,9 @@ from prorld.errors import (
     Unsupported,
 )
 from prorld.rollout.compat.troubles import NAMED_MAX, is_final, sentence
+from prorld.wire.ops import AddBackend
 from tests.http.compat_support import ENGINE, OTHER, TENANT, compat_world
-from tests.http.raw_client import until
+from tests.http.raw_client import Reply, until
 
 
 @pytest.mark.parametrize(
@@ -79,6 +81,25 @@ async def test_an_engine_that_nobody_can_wait_for_is_503_at_once(monkeypatch: py
         monkeypatch.undo()
         await until(lambda: bool(world.room.pool.list(TENANT).items))
         assert (await world.process()).status == 200
+
+
+async def test_engines_of_the_configuration_are_waited_for_after_a_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They come by themselves a moment later: what a trainer asks again after a restart waits, but not for ever."""
+    async with compat_world(expects=True) as world:
+        engine = world.engine(ENGINE)
+        replies: list[Reply] = []
+
+        async def ask() -> None:
+            replies.append(await world.call("POST", "/run", row()))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask)
+            await until(lambda: len(world.app._gym._runs) == 1)
+            await world.room.pool.add(AddBackend(url=engine.url, kind="openai", policy=TENANT))
+        assert [reply.status for reply in replies] == [200]
+        await world.room.pool.remove(world.room.pool.list(TENANT).items[0].backend_id)
+        monkeypatch.setattr("prorld.rollout.compat.service.COME_S", 0.0)
+        assert (await world.call("POST", "/run", row())).code == "no_backend"
 
 
 async def test_a_job_that_waited_in_vain_is_told_why():

@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 import pytest
 import trio
+import trio.testing
 
 from prorld.domain.versions import PolicyVersion
 from prorld.errors import BackendError, WeightsRefused
@@ -189,8 +190,9 @@ def _write_for_another_base(path: Path) -> None:
     path.write_bytes(good[:at] + narrow + good[at + 8 :])
 
 
-async def test_adapters_are_forgotten_and_bounded(tmp_path: Path) -> None:
+async def test_adapters_are_forgotten_and_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process ends with its adapter; there are never more than the bound; one under a known name takes its place."""
+    monkeypatch.setattr("prorld.inference.embedded_backend.ROOM_SECONDS_MAX", 0.05)
     async with engine(tmp_path) as backend:
         path = written(tmp_path / "adapter.gguf", matrices())
         versions = [PolicyVersion(0, number) for number in range(1, ADAPTERS_MAX + 2)]
@@ -212,6 +214,75 @@ async def test_adapters_are_forgotten_and_bounded(tmp_path: Path) -> None:
         await backend.load_weights(lora(path, versions[-1]))
         await backend.aclose()
         assert (await said(backend, versions[-1])).versions[0].version == versions[-1].version
+
+
+async def test_an_adapter_waits_for_the_place_of_one_that_is_still_in_use(tmp_path: Path) -> None:
+    """A trainer may be quicker than the last calls on its adapters: it waits for them, and is not refused."""
+    async with engine(tmp_path) as backend:
+        path = written(tmp_path / "adapter.gguf", matrices())
+        versions = [PolicyVersion(0, number) for number in range(1, ADAPTERS_MAX + 2)]
+        for version in versions[:-1]:
+            await backend.load_weights(lora(path, version))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(backend.load_weights, lora(path, versions[-1]))
+            await trio.testing.wait_all_tasks_blocked(0.05)
+            assert len(backend.adapters) == ADAPTERS_MAX
+            with trio.fail_after(30):
+                await backend.unload_adapter(versions[0].label)
+        assert list(backend.adapters) == [version.label for version in versions[1:]]
+
+
+async def test_an_adapter_is_unloaded_while_weights_are_loading(tmp_path: Path) -> None:
+    """Loading may take longer than whoever unloads has patience, and it would keep its process for good."""
+    async with engine(tmp_path) as backend:
+        path = written(tmp_path / "adapter.gguf", matrices())
+        await backend.load_weights(lora(path))
+        start = backend._processes.start
+        began, goes_on = trio.Event(), trio.Event()
+
+        async def held(*args: Any, **options: Any) -> Any:
+            began.set()
+            await goes_on.wait()
+            return await start(*args, **options)
+
+        backend._processes.start = held  # type: ignore[method-assign]
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(backend.load_weights, lora(path, PolicyVersion(0, 4)))
+            await began.wait()
+            with trio.fail_after(10):
+                await backend.unload_adapter(THIRD.label)
+            assert backend.adapters == {}
+            goes_on.set()
+        assert list(backend.adapters) == ["prorld-0.4"]
+
+
+async def test_an_adapter_that_goes_while_it_is_asked_makes_no_engine_ill(tmp_path: Path) -> None:
+    """A health check that began before does not count what is not there any more; one that hangs counts."""
+    async with engine(tmp_path) as backend:
+        await backend.load_weights(lora(written(tmp_path / "adapter.gguf", matrices())))
+        adapted = backend._adapters[THIRD.label]
+        asked, answers = trio.Event(), trio.Event()
+
+        async def slowly() -> bool:
+            asked.set()
+            await answers.wait()
+            return False
+
+        adapted.healthy = slowly  # type: ignore[method-assign]
+        found: list[bool] = []
+
+        async def check() -> None:
+            found.append(await backend.healthy())
+
+        for goes in (False, True):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(check)
+                await asked.wait()
+                if goes:
+                    await backend.unload_adapter(THIRD.label)
+                answers.set()
+            asked, answers = trio.Event(), trio.Event()
+        assert found == [False, True]
 
 
 async def test_a_pause_holds_calls_on_an_adapter_too(tmp_path: Path) -> None:

@@ -6,10 +6,11 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
+from prorld.domain.versions import PolicyVersion, parse_label
 from prorld.errors import Conflict
 from prorld.inference.contract import PauseMode
 from prorld.wire.ops import AddBackend
-from prorld.wire.policies import PausePolicy, PutPolicy, ResumePolicy
+from prorld.wire.policies import PausePolicy, PutPolicy, ResumePolicy, UpdatePolicy
 from tests.inference.policy_world import (
     TOKENS,
     assert_sound,
@@ -264,6 +265,38 @@ async def test_an_adapter_needs_no_pause(autojump_clock) -> None:
         await wait_all_tasks_blocked()
         assert [ref.name for ref in backend.loaded] == ["prorld-0.2"]
         assert here.policies.get("default", None).adapter == "prorld-0.2"
+
+
+async def test_an_adapter_that_has_gone_is_unloaded_from_an_engine_that_is_down_too(autojump_clock) -> None:
+    """It may only be slow, and what it is not told now it keeps."""
+    async with room(backends=[engine("one"), engine("two")]) as here:
+        away = here.backends[1]
+        await updated(here, 1, how="lora")
+        here.pool._engines.lose(here.book.entries("default")[1], "too slow in its health checks")
+        await updated(here, 2, how="lora")
+        await wait_all_tasks_blocked()
+        assert [list(backend.engine.adapters) for backend in here.backends] == [["prorld-0.2"], []]
+        assert not away.is_dead
+
+
+async def test_policies_that_share_an_engine_have_adapters_of_their_own(autojump_clock) -> None:
+    """Of the same version, beside each other: the tokens of one are never sampled from that of the other."""
+    async with room(backends=[engine()], also=("second",)) as here:
+        backend = here.backends[0]
+        await here.pool.add(AddBackend(url="fake://one", kind="vllm", policy="second"))
+        for policy in ("default", "second"):
+            wish = UpdatePolicy(version=1, how="lora", path=f"/of/{policy}")
+            begun = await here.policies.update(policy, wish, "alice")
+            assert (await here.policies.wait_update(policy, begun.update_id)).state == "done"
+        asked = {name: here.book.gate(name).adapter for name in ("default", "second")}
+        assert {name: backend.engine.adapters[adapter] for name, adapter in asked.items() if adapter} == {
+            "default": "/of/default", "second": "/of/second",
+        }  # fmt: skip
+        assert {parse_label(adapter) for adapter in asked.values()} == {PolicyVersion(0, 1)}
+        begun = await here.policies.update("second", UpdatePolicy(version=2, how="lora", path="/of/second/2"), "alice")
+        await here.policies.wait_update("second", begun.update_id)
+        await wait_all_tasks_blocked()
+        assert list(backend.engine.adapters.values()) == ["/of/default", "/of/second/2"]
 
 
 async def test_an_engine_without_the_adapter_stays_out(autojump_clock) -> None:

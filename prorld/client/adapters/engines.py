@@ -17,6 +17,8 @@ __all__ = ["ENGINES_REFUSED", "MovedWeights", "publish", "use_engines"]
 ENGINES_REFUSED = "engines_refused"
 # How often somebody else may change the set while we do.
 TRIES_MAX = 8
+# How long a daemon that was started again may be without the engines of its configuration.
+ENGINES_S = 30.0
 
 
 def use_engines(client: Client, policy: str, engines: Sequence[SetBackend]) -> None:
@@ -66,5 +68,5 @@ def publish(client: Client, settings: AdapterSettings, how: How, path: Path | No
     """Give the policy its next version, and wait for a pause of somebody else meanwhile."""
     return client.publish(
         how=how, path=None if path is None else str(path), policy=settings.policy, within_s=settings.update_s,
-        busy_s=settings.update_s, away_s=settings.away_s,
+        busy_s=settings.update_s, away_s=settings.away_s, engines_s=ENGINES_S,
     )  # fmt: skip

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -17,13 +18,15 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from prorld.client.adapters.engines import use_engines
 from prorld.client.adapters.settings import BAD_SETTINGS, AdapterSettings, plain
-from prorld.client.errors import ClientError
+from prorld.client.errors import NOTHING_NEW, ClientError
 from prorld.client.sync import Client
 from prorld.domain.batch import BatchState, Informative, Quorum
 from prorld.domain.job import Sampling
 from prorld.export.reading import is_usable
 from prorld.wire.batches import BatchEvent, BatchRecord, PackedBatchGroup, SubmitBatch
+from prorld.wire.ops import SetBackend
 from prorld.wire.trajectory import PackedTrajectory
 
 __all__ = [
@@ -44,6 +47,8 @@ BATCH_ENDED = "batch_ended_early"
 GRACE_S = 7 * 86400.0
 # How often the same step is asked for again after its rollouts were used: a trainer that went back to a checkpoint.
 REPEATS_MAX = 100
+# How often a trainer's engines are looked for while nothing comes.
+LOOK_S = 10.0
 _DIGEST_CHARS = 16
 # A spread needs two.
 _SPREAD_MIN = 2
@@ -103,6 +108,8 @@ class Rollouts:
         self._is_named = settings.run is not None
         self._run = settings.run or f"run-{secrets.token_hex(_RUN_BYTES)}"
         self._used: list[tuple[str, int]] = []
+        # The trainer's own, where it has some.
+        self.engines: Sequence[SetBackend] = ()
 
     def close(self) -> None:
         """Acknowledge what was handed out last. For the end of training, when its last step is safe."""
@@ -186,9 +193,7 @@ class Rollouts:
 
     def _read(self, record: BatchRecord) -> Iterator[Group]:
         batch_id, settings = record.batch_id, self.settings
-        for group in self.client.groups(
-            batch_id, after=0, trajectories=True, within_s=settings.rollouts_s, away_s=settings.away_s
-        ):
+        for group in self._arriving(batch_id):
             yield _group_of(group)
         seq = 0
         for event in self.client.batch_events(batch_id, within_s=settings.rollouts_s, away_s=settings.away_s):
@@ -198,6 +203,34 @@ class Rollouts:
             elif event.event in _ENDS_WITHOUT:
                 yield _group_without(event, record.samples_per_group)
         self._used.append((batch_id, seq))
+
+    def _arriving(self, batch_id: str) -> Iterator[PackedBatchGroup]:
+        """Groups as they come. While nothing comes it is seen to that there are engines."""
+        settings, after, heard = self.settings, 0, time.monotonic()
+        while True:
+            left = max(0.0, heard + settings.rollouts_s - time.monotonic())
+            try:
+                for group in self.client.groups(
+                    batch_id, after=after, trajectories=True, within_s=min(left, LOOK_S), away_s=settings.away_s
+                ):
+                    after, heard = group.seq, time.monotonic()
+                    yield group
+            except ClientError as exc:
+                if exc.stable_code != NOTHING_NEW or left <= LOOK_S:
+                    raise
+            else:
+                return
+            self._bring_engines()
+
+    def _bring_engines(self) -> None:
+        """A daemon that was started again knows those of its configuration, and none that a trainer named."""
+        wanted = {(one.kind, one.url) for one in self.engines}
+        # What can't be had now is asked for again: the wait has an end of its own.
+        with suppress(ClientError):
+            if wanted and wanted.difference(
+                (one.kind, one.url) for one in self.client.backends(self.settings.policy).items
+            ):
+                use_engines(self.client, self.settings.policy, self.engines)
 
     def _acknowledge(self) -> None:
         while self._used:

@@ -65,6 +65,7 @@ class ProrldGenerator:
         named = settings_from(None, engines=[f"vllm={url}" for url in urls])
         engines = self._settings.backends() or named.backends()
         self._rollouts = Rollouts(self._settings)
+        self._rollouts.engines = engines
         self._weights = MovedWeights(self._rollouts.client, self._settings, engines)
         self._step_wise = step_wise
         self._filler_id = filler_id

@@ -72,6 +72,7 @@ class _Adapter:
         self._settings: AdapterSettings = settings_from(said)
         engines = self._settings.backends() or workers_of(args)
         self._rollouts = Rollouts(self._settings)
+        self._rollouts.engines = engines
         self._weights = MovedWeights(self._rollouts.client, self._settings, engines)
 
     def train(self, rollout_id: int, data_source: Any) -> tuple[list[list[Any]], dict[str, float]]:

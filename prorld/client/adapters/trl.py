@@ -110,7 +110,8 @@ class ProrldRollouts:
             return
         client, settings = self._rollouts.client, self._settings
         if trainer.accelerator.is_main_process and settings.engines:
-            use_engines(client, settings.policy, settings.backends())
+            self._rollouts.engines = settings.backends()
+            use_engines(client, settings.policy, self._rollouts.engines)
         if self._weights is not None:
             path = self._hand_over(trainer, self._weights / f"step-{trainer.state.global_step}")
             if trainer.accelerator.is_main_process:

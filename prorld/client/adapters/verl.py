@@ -60,6 +60,7 @@ class ProrldAgentLoopManager:
             )
         engines = self._settings.backends() or _servers_of(llm_client, str(self._rollout.name))
         self._rollouts = Rollouts(self._settings)
+        self._rollouts.engines = engines
         self._weights = MovedWeights(self._rollouts.client, self._settings, engines)
         # Called from coroutines and from plain functions; verl's own wrapper looks at its caller to tell which.
         self.generate_sequences = import_module("verl.utils.ray_utils").auto_await(self._generate_sequences)

@@ -60,6 +60,7 @@ class GymService:
         self._total_s = total_s
         self._runs = Runs()
         self._is_restored = False
+        self._clears = compat.clears
 
     async def run(self, row: Mapping[str, Any]) -> GymAnswer:
         """Run a row to its end, or wait for the job that it has already.
@@ -68,6 +69,9 @@ class GymService:
         """
         job = gym_job(row, policy=self._compat.policy, total_s=self._total_s)
         self._restore()
+        if self._clears != self._compat.clears:
+            self._clears = self._compat.clears
+            self._runs.forget_left()
         digest, named = digest_of(row), is_named(row)
         run = self._runs.join(digest, named=named)
         if run is None:

@@ -86,6 +86,11 @@ class Runs:
         elif not run.waiting:
             self._leave(run, trio.current_time())
 
+    def forget_left(self) -> None:
+        """What nobody waits for is of older weights by now."""
+        for run in [*self._left.values()]:
+            self._forget(run)
+
     def _leave(self, run: Run, at: float) -> None:
         run.left_at = at
         self._left[run.job_id] = run

@@ -47,6 +47,8 @@ log: FilteringBoundLogger = structlog.get_logger("prorld.compat")
 STOP_S: Final = 60.0
 # Closing the sockets of engines, and one write.
 CLEAR_S: Final = 30.0
+# For engines of the daemon's own configuration to come after a start; the embedded one takes the longest.
+COME_S: Final = 60.0
 NOT_STARTED: Final = "not_started"
 ALREADY_STARTED: Final = "already_started"
 _PATCHES: Final = (".diff", ".patch")
@@ -74,12 +76,15 @@ class CompatService:
         handlers: Registry,
         policy: str,
         total_s: float,
+        expects: bool = False,
     ) -> None:
+        """``expects``: the policy has engines by the configuration, which come by themselves."""
         self._rollouts = rollouts
         self._handlers = handlers
         self._engines = engines
         self._policy = policy
         self._total_s = total_s
+        self._expects = expects
         self._kept = kept = Kept(file, self._as_it_is)
         self._starts = kept.state.started
         self._state: State = "stopped"
@@ -88,6 +93,8 @@ class CompatService:
         # Results that ended earlier are of another batch, or of engines that were cleared.
         self._since = kept.state.since
         self._clock = SystemClock()
+        # How often engines were cleared in this life.
+        self.clears = 0
         self._others: list[JobRecord] = []
         self._began_at = 0.0
         self._nursery: trio.Nursery | None = None
@@ -126,6 +133,8 @@ class CompatService:
 
     def must_have_engine(self) -> None:
         """``Overloaded`` where a job would wait for an engine in vain."""
+        if self._expects and trio.current_time() < self._began_at + COME_S:
+            return
         if self._engines.is_empty():
             words = "there is no engine: POST /add_llm_server first"
         elif self._engines.is_hopeless():
@@ -233,6 +242,7 @@ class CompatService:
         """Forget all engines. Jobs wait for the next one; results that nobody has got are of the old ones."""
         self._tries.drop_unfetched()
         self._since = self._clock.wall()
+        self.clears += 1
         # A trainer that hangs up in the middle has cleared them all the same: one that is left has old weights.
         with shielded(CLEAR_S, "clearing the engines"):
             await self._engines.clear()

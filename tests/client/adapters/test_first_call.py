@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from prorld.client import Client
 from prorld.client.adapters import engines, skyrl, slime, verl
+from prorld.client.adapters.settings import settings_from
+from tests.client.serving import serving
+from tests.client.test_policy_updates import INTERRUPTED, NO_ENGINE, update
 
 NOBODY = {"address": "http://127.0.0.1:9", "engines": ["vllm=http://127.0.0.1:9"]}
 
@@ -48,3 +53,14 @@ def test_the_first_weights_have_a_version_of_their_own(
     assert told == ["engines", "version"]
     prepare(11)
     assert told == ["engines", "version"] * 2
+
+
+def test_engines_that_come_back_with_the_daemon_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was started again within an update, and is asked for it once more before its engines are there."""
+    monkeypatch.setattr("prorld.client.publishing.AGAIN_S", 0.001)
+    policy = (200, {"name": "default", "version": 7, "epoch": 0})
+    running = update("running")
+    answers = [policy, running, INTERRUPTED, running, NO_ENGINE, running, update("done")]
+    with serving(*answers) as (address, script), Client(address) as client:
+        assert engines.publish(client, settings_from({"update_s": 60}), "lora", Path("/w")).version == 8
+    assert len(script.asked) == len(answers)

@@ -156,6 +156,34 @@ def test_a_daemon_that_is_started_again_is_waited_for(rollouts: Make, tmp_path: 
     assert all(one.is_usable for group in groups for one in group.rollouts)
 
 
+def test_the_engines_of_a_trainer_are_named_again_to_a_daemon_that_was_started_again(
+    rollouts: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It knows those of its configuration alone, and the jobs that live again would wait for others in vain."""
+    monkeypatch.setattr("prorld.client.adapters.rollouts.LOOK_S", 0.5)
+    slow = msgspec.structs.replace(RIGHT_OR_WRONG, latency=Latency(fixed_s=0.5))
+    nobody = "http://127.0.0.1:9"
+    with scripted_engine(tmp_path, slow) as engine:
+        found: list[Any] = []
+        with daemon(tmp_path, nobody, talkative=True) as first, first.client() as client:
+            own = rollouts(first, run="engines", rollouts_s=120.0)
+            own.engines = [SetBackend(url=engine, kind="vllm")]
+            use_engines(client, "default", own.engines)
+            publish(client, own.settings, "none")
+            prompts = [Prompt(one, 4) for one in sums(6)]
+            waiting = threading.Thread(target=lambda: found.append(own.collect("step0", prompts, SHORT)), daemon=True)
+            waiting.start()
+            until(lambda: bool(client.batches().items), 60, "the batch is there")
+            first.process.kill()
+            first.process.wait()
+        with daemon(tmp_path, nobody, talkative=True) as second, second.client() as client:
+            waiting.join(180)
+            assert [item.url for item in client.backends().items] == [engine]
+            own.client.close()
+    [groups] = found
+    assert all(one.is_usable for group in groups for one in group.rollouts)
+
+
 def test_engines_of_a_trainer_become_those_of_the_policy(tmp_path: Path) -> None:
     """All at once; asking again changes nothing, and each version after it is named on all of them."""
     with (
