@@ -18,6 +18,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     """All groups that ran to their end for a step, those that were not trained on, too; and what was for nobody."""
 
     groups: int = 0
+    used: int = 0
     samples: int = 0
     reward_sum: float = 0.0
     solved_all: int = 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import msgspec
@@ -81,17 +82,20 @@ class Rollouts:
             last=False,
             samples_per_group=groups.samples,
             informative=Informative(rule=groups.rule),
-            max_running_groups=groups.max_running,
-            max_ready_groups=groups.max_ready,
+            max_running_groups=groups.running,
             max_staleness=groups.max_staleness,
             sampling=settings.sampling.sampling(),
             agent=settings.sampling.limits(),
         )
 
-    def feed(self, batch_id: str, cursor: int) -> BatchRecord:
-        """Give a batch what it wants, from the prompts after ``cursor``; what is known of it now."""
+    def feed(self, batch_id: str, cursor: int, ahead: Callable[[BatchRecord], int] | None = None) -> BatchRecord:
+        """Give a batch what it wants, from the prompts after ``cursor``; what is known of it now.
+
+        ``ahead`` says how many it may be given at most by now, all told.
+        """
         record = self.client.batch(batch_id)
-        more = record.wants - record.next_offset
+        total = record.wants if ahead is None else min(record.wants, ahead(record))
+        more = total - record.next_offset
         if record.state is BatchState.RUNNING and more > 0 and not record.is_last:
             new = self.prompts(cursor + record.next_offset, more)
             try:
@@ -101,13 +105,8 @@ class Rollouts:
                     raise
         return record
 
-    def arriving(
-        self, batch_id: str, cursor: int, after: int, *, eats: bool = True
-    ) -> Iterator[PackedBatchGroup | None]:
-        """Groups as they come, feeding the batch meanwhile; ``None`` each time that nothing came for a moment.
-
-        One that ``eats`` nothing has all of its prompts already.
-        """
+    def arriving(self, batch_id: str, after: int, feed: Callable[[], object]) -> Iterator[PackedBatchGroup | None]:
+        """Groups as they come, feeding the batch meanwhile; ``None`` each time that nothing came for a moment."""
         looked = heard = time.monotonic()
         while True:
             if self.should_stop():
@@ -118,8 +117,7 @@ class Rollouts:
                 ):
                     after, heard = group.seq, time.monotonic()
                     yield group
-                    if eats:
-                        self.feed(batch_id, cursor)
+                    feed()
             except ClientError as exc:
                 if exc.stable_code != "nothing_new":
                     raise
@@ -176,12 +174,13 @@ class StepBatches:
         self._submit(batch)
         found: list[TrainGroup] = []
         last = 0
-        for group in everything.arriving(name, cursor, 0, eats=not batch.last):
+        feed = (lambda: None) if batch.last else partial(everything.feed, name, cursor)
+        for group in everything.arriving(name, 0, feed):
             if group is not None:
                 found.append(to_train(group))
                 last = group.seq
-            elif not batch.last:
-                everything.feed(name, cursor)
+            else:
+                feed()
             everything.say(f"step {step + 1}: {len(found)} of {settings.per_step} groups")
         record = everything.client.batch(name)
         if record.state in (BatchState.FAILED, BatchState.CANCELLED):
@@ -230,23 +229,29 @@ class Stream:
         """The next groups of the stream; fewer where so many prompts taught nothing that it looks solved."""
         everything, settings = self._all, self._all.settings.groups
         began = time.monotonic()
-        everything.client.submit_batch(everything.batch(self._name, cursor, settings.per_step))
-        everything.feed(self._name, cursor)
+        stream = everything.batch(self._name, cursor, settings.per_step)
+        bound = everything.settings.unacknowledged
+        everything.client.submit_batch(msgspec.structs.replace(stream, max_ready_groups=bound))
         found: list[TrainGroup] = []
+
+        def feed() -> BatchRecord:
+            return everything.feed(self._name, cursor, partial(self._ahead, seen.used + len(found)))
+
+        feed()
         tried_max = settings.per_step * settings.prompts_per_group
-        for group in everything.arriving(self._name, cursor, seq):
+        for group in everything.arriving(self._name, seq, feed):
             if group is not None:
                 found.append(to_train(group))
                 seq = group.seq
                 if len(found) == settings.per_step:
                     break
-            elif seen_of(everything.feed(self._name, cursor)).since(seen).groups >= tried_max:
+            elif seen_of(feed()).since(seen).groups >= tried_max:
                 break
             everything.say(f"step {step + 1}: {len(found)} of {settings.per_step} groups")
         record = everything.client.batch(self._name)
         if record.state in (BatchState.FAILED, BatchState.CANCELLED):
             raise ClientError(f"batch {self._name} {record.state.value}: {record.reason}", code="batch_lost")
-        now = seen_of(record)
+        now = msgspec.structs.replace(seen_of(record), used=seen.used + len(found))
         return Collected(
             batch_id=self._name,
             groups=found,
@@ -256,6 +261,12 @@ class Stream:
             seq=seq,
             seconds=time.monotonic() - began,
         )
+
+    def _ahead(self, used: int, record: BatchRecord) -> int:
+        """How many prompts it may have by now: those that run, and so many that wait for the trainer beside them."""
+        groups, settings = record.groups, self._all.settings.groups
+        lost = groups.uninformative + groups.failed + groups.stale + groups.cancelled
+        return used + lost + settings.running + settings.max_ready
 
     def given(self) -> int:
         """All of its prompts, where there is one."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,6 +28,10 @@ __all__ = [
     "unlike",
 ]
 
+# Groups that run at once, of those of a step; as a batch with a target has it.
+RUNNING_SHARE = 1.5
+# That a batch keeps until they are acknowledged.
+GROUPS_MAX = 1_000_000
 Some = Annotated[int, Meta(ge=1, le=1_000_000)]
 Temperatures = Annotated[list[Annotated[float, Meta(ge=0, le=100)]], Meta(min_length=1, max_length=8)]
 
@@ -61,6 +66,11 @@ class GroupSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     max_ready: Some = 16
     # So many steps in a row without a group to learn from are the end.
     empty_max: Some = 1
+
+    @property
+    def running(self) -> int:
+        """How many groups run at once."""
+        return self.max_running or math.ceil(RUNNING_SHARE * self.per_step)
 
 
 class SamplingSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -120,6 +130,11 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     hand_over: HandOverSettings = HandOverSettings()
     evaluation: EvaluationSettings = EvaluationSettings()
 
+    @property
+    def unacknowledged(self) -> int:
+        """How many groups of a stream the daemon keeps: that wait for the trainer, or for its next checkpoint."""
+        return self.groups.max_ready + self.checkpoint_every * self.groups.per_step
+
 
 def read_settings(file: str | None, flags: Mapping[str, Any]) -> RunSettings:
     """The file's settings under those of the flags, each named as ``section.setting``. Raises ``ConfigError``."""
@@ -157,6 +172,9 @@ def _check(settings: RunSettings) -> None:
         raise ConfigError("--hand-over lora or gguf-lora and --lora-rank go together: an adapter is trained and loaded")
     if evaluation.every and not evaluation.count and evaluation.prompts is None:
         raise ConfigError("--eval-every needs instances: --eval-count, or --eval-prompts")
+    if settings.mode == "async" and settings.unacknowledged > GROUPS_MAX:
+        message = f"the daemon keeps {GROUPS_MAX} groups of a stream: --checkpoint-every times --groups is too large"
+        raise ConfigError(message)
 
 
 def unlike(old: Mapping[str, Any], new: RunSettings) -> list[str]:

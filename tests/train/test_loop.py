@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import signal
 import subprocess
 import sys
@@ -146,6 +147,17 @@ def test_a_run_is_what_was_asked_for(tmp_path, here, mode):
             assert record.daemon_cpu_s is not None
             assert record.daemon_cpu_s > 0
         assert (tmp_path / "run" / "checkpoints").is_dir()
+
+
+def test_rollouts_run_ahead_of_the_trainer_as_far_as_asked(tmp_path, here):
+    """Also where a checkpoint, before which no group is acknowledged, is many steps away."""
+    waiting = 2
+    end = life(tmp_path, here, mode="async", checkpoint_every=100, groups={"max_ready": waiting})
+    assert_whole(tmp_path, end)
+    with here.client() as client:
+        [stream] = [one for one in client.batches().items if one.batch_id.startswith(end["used"][0].split(":")[0])]
+        lost = stream.groups.uninformative + stream.groups.failed + stream.groups.stale + stream.groups.cancelled
+        assert stream.next_offset <= STEPS * GROUPS + lost + math.ceil(1.5 * GROUPS) + waiting
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
