@@ -11,7 +11,7 @@ from prorld.cli.exits import Exit, UsageError
 from prorld.cli.output import note, say, say_json, table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
     import msgspec
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from prorld.bench.learn_figures import LearnPlan
 
 PlanT = TypeVar("PlanT")
+FiguresT = TypeVar("FiguresT")
 WalledT = TypeVar("WalledT", bound="msgspec.Struct")
 
 SUMMARY = "measure what the service and sandboxes cost"
@@ -124,42 +125,45 @@ def run(args: argparse.Namespace) -> int:
     return benches[args.what](args)
 
 
+def _measured(bench: Callable[[PlanT, Callable[[str], None]], Awaitable[FiguresT]], plan: PlanT) -> FiguresT:
+    """Its figures. A signal ends what it started, and then this."""
+    from prorld.cli.running import interruptible, run_trio
+
+    return run_trio(partial(interruptible, partial(bench, plan, note)))
+
+
 def _orchestration(args: argparse.Namespace) -> int:
     from prorld.bench.figures import AIMS, Plan, missed
     from prorld.bench.orchestration import run_bench
-    from prorld.cli.running import run_trio
 
     plan = _plan(args, Plan, _COUNTS)
-    figures = run_trio(partial(run_bench, plan, note))
+    figures = _measured(run_bench, plan)
     return _end(args, figures, AIMS, missed(figures, plan))
 
 
 def _transport(args: argparse.Namespace) -> int:
     from prorld.bench.transport import AIMS, TransportPlan, missed, run_transport
-    from prorld.cli.running import run_trio
 
-    figures = run_trio(partial(run_transport, _plan(args, TransportPlan, ("rounds", "seconds")), note))
+    figures = _measured(run_transport, _plan(args, TransportPlan, ("rounds", "seconds")))
     return _end(args, figures, AIMS, missed(figures))
 
 
 def _tools(args: argparse.Namespace) -> int:
     from prorld.bench.sandbox_world import WALLS
     from prorld.bench.tools import ToolsPlan, aims_of, missed, run_tools
-    from prorld.cli.running import run_trio
 
     plan = _walled_plan(args, ToolsPlan.quick() if args.quick else ToolsPlan(), ("rounds", "seconds", "live"))
-    figures = run_trio(partial(run_tools, plan, note))
+    figures = _measured(run_tools, plan)
     return _end(args, figures, aims_of(plan), missed(figures, plan), walls=WALLS)
 
 
 def _sandboxes(args: argparse.Namespace) -> int:
     from prorld.bench.sandboxes import WALLS, SandboxesPlan, aims_of, missed, run_sandboxes
-    from prorld.cli.running import run_trio
 
     if "bare" in (args.wall or ()):
         raise UsageError("--wall bare: `prorld bench sandboxes` measures walls; what is bare is measured beside each")
     plan = _walled_plan(args, SandboxesPlan.quick() if args.quick else SandboxesPlan(), ("rounds", "live"))
-    figures = run_trio(partial(run_sandboxes, plan, note))
+    figures = _measured(run_sandboxes, plan)
     return _end(args, figures, aims_of(plan), missed(figures, plan), walls=WALLS)
 
 
@@ -168,7 +172,6 @@ def _dapo(args: argparse.Namespace) -> int:
 
     from prorld.bench.dapo import run_dapo
     from prorld.bench.dapo_figures import AIMS, STRATEGIES, DapoPlan, missed
-    from prorld.cli.running import run_trio
 
     plan = DapoPlan.quick() if args.quick else DapoPlan()
     if args.strategy:
@@ -178,16 +181,15 @@ def _dapo(args: argparse.Namespace) -> int:
         plan = msgspec.structs.replace(plan, steps={name: plan.steps[name] for name in args.strategy})
     if args.speed is not None:
         plan = msgspec.structs.replace(plan, speed=float(args.speed))
-    figures = run_trio(partial(run_dapo, plan, note))
+    figures = _measured(run_dapo, plan)
     return _end(args, figures, AIMS, missed(figures), walls=STRATEGIES)
 
 
 def _queue(args: argparse.Namespace) -> int:
     from prorld.bench.queue import QueuePlan, aims_of, missed, run_queue
-    from prorld.cli.running import run_trio
 
     plan = QueuePlan.quick() if args.quick else QueuePlan()
-    figures = run_trio(partial(run_queue, plan, note))
+    figures = _measured(run_queue, plan)
     return _end(args, figures, aims_of(plan), missed(figures, plan))
 
 
@@ -195,30 +197,27 @@ def _crash(args: argparse.Namespace) -> int:
     import msgspec
 
     from prorld.bench.crash import AIMS, CrashPlan, missed, run_crash
-    from prorld.cli.running import run_trio
 
     plan = CrashPlan.quick() if args.quick else CrashPlan()
     changes = {name: getattr(args, name) for name in ("kills", "seed") if getattr(args, name) is not None}
     plan = msgspec.structs.replace(plan, **changes)
-    figures = run_trio(partial(run_crash, plan, note))
+    figures = _measured(run_crash, plan)
     return _end(args, figures, AIMS, missed(figures, plan))
 
 
 def _learn(args: argparse.Namespace) -> int:
     from prorld.bench.learn import run_learn
     from prorld.bench.learn_figures import AIMS, missed
-    from prorld.cli.running import run_trio
 
-    figures = run_trio(partial(run_learn, _learn_plan(args), note))
+    figures = _measured(run_learn, _learn_plan(args))
     return _end(args, figures, AIMS, missed(figures))
 
 
 def _learn_async(args: argparse.Namespace) -> int:
     from prorld.bench.learn import run_learn_async
     from prorld.bench.learn_figures import MODES
-    from prorld.cli.running import run_trio
 
-    return _end(args, run_trio(partial(run_learn_async, _learn_plan(args), note)), (), (), walls=MODES)
+    return _end(args, _measured(run_learn_async, _learn_plan(args)), (), (), walls=MODES)
 
 
 def _learn_plan(args: argparse.Namespace) -> LearnPlan:
