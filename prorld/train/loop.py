@@ -18,7 +18,7 @@ from prorld.client import Client, ClientError
 from prorld.train.daemon_cpu import DaemonCpu
 from prorld.train.ends import INTERRUPTED, advice, end_of
 from prorld.train.errors import NothingToLearn
-from prorld.train.evaluate import evaluate
+from prorld.train.evaluate import evaluate, give_up
 from prorld.train.progress import Kept
 from prorld.train.prompts import prompts_of
 from prorld.train.publish import Published, Publisher, default_directory
@@ -28,6 +28,9 @@ from prorld.train.run_config import RunSettings
 from prorld.train.shapes import Learner, StepFigures
 
 __all__ = ["Trainer", "Watcher"]
+
+# How often evaluations of earlier lives are ended for new weights: once, and again for one that was still ending.
+CUT_OFF_MAX = 3
 
 
 class Watcher(Protocol):
@@ -196,6 +199,12 @@ class Trainer:
             self._state = msgspec.structs.replace(self._state, base_version=base)
             self._on_disk = msgspec.structs.replace(self._on_disk, base_version=base)
             self._kept.write(self._on_disk)
+        for _ in range(CUT_OFF_MAX):
+            try:
+                return self._publisher.publish(self._version)
+            except ClientError as exc:
+                if not give_up(self._client, self._state.run_id, exc):
+                    raise
         return self._publisher.publish(self._version)
 
     def _keep(self) -> None:
@@ -233,7 +242,7 @@ class Trainer:
         is_due = step == 0 or last or (settings.every > 0 and step % settings.every == 0)
         for temperature in settings.temperatures if is_due and self._held_out else ():
             if not self.metrics.has_evaluation(step, temperature):
-                self._write(evaluate(self._rollouts, self._held_out, step, temperature))
+                self._write(evaluate(self._rollouts, self._held_out, step, self._version, temperature))
 
     def _write(self, record: StartRecord | StepRecord | EvalRecord | EndRecord) -> None:
         self.metrics.add(record)
