@@ -189,10 +189,11 @@ class Trainer:
         """The weights of now under a version of their own.
 
         Where steps of a life that was killed are made once more, the engines are ahead already, and stay there until
-        they are caught up with: going back would make everything stale that is under way.
+        they are caught up with: going back would make everything stale that is under way. Engines that were started
+        again since are behind instead, and nobody else has the weights.
         """
         now = self._publisher.settled_version()
-        if now > self._version and self._publisher.has_published(now):
+        if now > self._version and self._publisher.has_published(now) and not self._publisher.is_out():
             return Published(0.0, 0.0)
         if now >= self._version:
             base = now + 1 - self._state.optimizer_steps
