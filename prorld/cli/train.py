@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "sampling; importance weights from the log-probabilities that the engines recorded.\n"
         "\n"
         "It may be killed at any moment, and so may the daemon: the same command goes on, and no group is used twice.\n"
-        "Ctrl-C ends after the step with a checkpoint. In --out: metrics.jsonl (a line for each step), curve.png,\n"
+        "Ctrl-C ends with a checkpoint, a second one at once. In --out: metrics.jsonl (a line for each step), curve.png,\n"
         "state.json and checkpoints/. The file of --config has the same settings as the flags, which win.\n"
         "A run in which no group taught anything ends with exit code 65 and says why.\n"
         "\n"
