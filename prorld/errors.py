@@ -280,13 +280,18 @@ def leaves(exc: BaseException) -> Iterator[BaseException]:
 
 
 def chain(exc: BaseException, *, limit: int = 2000) -> str:
-    """The message of an error followed by those of its causes, outermost first, bounded to ``limit`` characters."""
+    """The message of an error followed by those of its causes, outermost first, bounded to ``limit`` characters.
+
+    A cause that an error was raised again from, in the same words, is said once.
+    """
     parts: list[str] = []
     seen: set[int] = set()
     current: BaseException | None = exc
     while current is not None and id(current) not in seen:
         seen.add(id(current))
-        parts.append(_one(current))
+        words = _one(current)
+        if not parts or parts[-1] != words:
+            parts.append(words)
         current = current.__cause__ or (None if current.__suppress_context__ else current.__context__)
     # A lone surrogate in a plugin's words can't be written on any wire.
     text = ": ".join(parts)[: limit + 1].encode("utf-8", "replace").decode()

@@ -29,14 +29,14 @@ class Help(argparse.RawDescriptionHelpFormatter):
         return typed(super().format_help())
 
 
-def epilog(*examples: tuple[str, str]) -> str:
+def epilog(*examples: tuple[str, str], codes: str = NOTE) -> str:
     """Examples and exit codes for the end of a command's help."""
     shown = [(command.replace("prorld ", f"{program()} "), what) for command, what in examples]
     wide = max((len(command) for command, _ in shown if len(command) <= _EXAMPLE_WIDTH), default=0)
     lines: list[str] = []
     for command, what in shown:
         lines += [f"  {command.ljust(wide)}   # {what}"] if len(command) <= wide else [f"  # {what}", f"  {command}"]
-    return "\n".join(["examples:", *lines, "", NOTE])
+    return "\n".join(["examples:", *lines, "", codes])
 
 
 def add_client_options(parser: argparse.ArgumentParser) -> None:

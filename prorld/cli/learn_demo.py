@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from prorld.cli.common import add_json_option, epilog, positive
-from prorld.cli.exits import Exit, UsageError
+from prorld.cli.exits import TRAINING_NOTE, Exit, UsageError
 from prorld.cli.output import note, program, say
 
 SUMMARY = "watch a small model learn: reward rises, on the processor"
@@ -32,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("prorld learn-demo --mode async --out async-run", "rollouts never wait for training"),
         ("prorld learn-demo --lora-rank 8 --out lora-run", "an adapter is trained and loaded, the model stays"),
         ("prorld learn-demo --steps 2 --groups 2 --samples 4 --eval-count 4", "a look at the path, no learning"),
+        codes=TRAINING_NOTE,
     )
     parser.add_argument("--engine", choices=("embedded", "vllm"), default="embedded", help="(default embedded)")
     parser.add_argument("--python", metavar="PATH", help="a Python that has vLLM (default: this one, or .tools/vllm)")
@@ -42,7 +43,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=positive, default=20, metavar="N", help="optimizer steps (default 20)")
     parser.add_argument("--groups", type=positive, default=8, metavar="N", help="questions of a step (default 8)")
     parser.add_argument("--samples", type=positive, default=8, metavar="N", help="rollouts of a question (default 8)")
-    parser.add_argument("--eval-count", type=positive, default=EVAL_COUNT, metavar="N", help=f"held out ({EVAL_COUNT})")
+    parser.add_argument(
+        "--eval-count",
+        type=positive,
+        default=EVAL_COUNT,
+        metavar="N",
+        help=f"questions that are held out (default {EVAL_COUNT})",
+    )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="other questions (default 0)")
     parser.add_argument("--out", default="prorld-learn-demo", metavar="DIR", help="(default prorld-learn-demo)")
     add_json_option(parser)
@@ -52,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     """Start, learn, show, stop."""
     from prorld.cli.local import silence_logs
     from prorld.cli.running import run_trio
-    from prorld.cli.train import exit_of_end, must_have_torch
+    from prorld.cli.train import exit_of_end, must_have_torch, must_open
 
     must_have_torch()
     if args.samples < 2:
@@ -62,6 +69,7 @@ def run(args: argparse.Namespace) -> int:
 
     silence_logs()
     plan = plan_of(args)
+    must_open(plan.source)
     try:
         end = run_trio(partial(learn, plan, as_json=args.json))
     finally:

@@ -21,7 +21,7 @@ import trio
 from prorld.cli.demo_run import until_ready
 from prorld.cli.exits import UsageError
 from prorld.cli.output import note
-from prorld.cli.train import PATIENCE_S, StopFlag, train, use_threads
+from prorld.cli.train import ENDING, PATIENCE_S, StopFlag, train, use_threads
 from prorld.client import Client, ClientError
 from prorld.errors import ProrldError
 from prorld.inference import lifeline_exec
@@ -177,7 +177,7 @@ def _prepare(plan: Plan) -> bool:
 
 
 def _train(plan: Plan, stop: StopFlag, state: Path, *, as_json: bool) -> EndRecord:
-    with Client(state_dir=state, patience_s=PATIENCE_S) as client:
+    with Client(state_dir=state, patience_s=PATIENCE_S, progress=False) as client:
         until_ready(client, ENGINE_S, partial(_has_old_weights, client, plan.settings.policy))
         return train(plan.settings, client, stop, state_dir=str(state), as_json=as_json)
 
@@ -200,6 +200,7 @@ async def _until_told(
         task_status.started()
         await anext(signals)
         stop.tell()
+        note(f"\n{ENDING}")
         await anext(signals)
         scope.cancel("told to end at once")
 

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import TYPE_CHECKING, Self
 
 from prorld.cli.common import add_client_options, add_json_option, client_of, epilog
-from prorld.cli.exits import Exit, UsageError
+from prorld.cli.exits import TRAINING_NOTE, Exit, UsageError
+from prorld.cli.output import note
 from prorld.cli.train_flags import add_flags, chosen
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from prorld.client import Client
     from prorld.train.records import EndRecord
     from prorld.train.run_config import RunSettings
 
 SUMMARY = "train a model with GRPO or DAPO on rollouts of a daemon"
-CURE = "training needs PyTorch and transformers: `./just extra torch`, or pip install 'prorld[torch]'"
+NEEDED = ("torch", "transformers")
+# What transformers opens a GGUF file with, and does not bring.
+NEEDED_FOR_GGUF = ("accelerate", "gguf")
+ENDING = "ending: a step that is being trained is finished, and a checkpoint kept; once more ends at once"
 # How long a daemon may be away, for calls that name no patience of their own.
 PATIENCE_S = 600.0
 
@@ -31,8 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "sampling; importance weights from the log-probabilities that the engines recorded.\n"
         "\n"
         "It may be killed at any moment, and so may the daemon: the same command goes on, and no group is used twice.\n"
-        "Ctrl-C ends after the step with a checkpoint. In --out: metrics.jsonl (a line for each step), curve.png,\n"
-        "state.json and checkpoints/. The file of --config has the same settings as the flags, which win.\n"
+        "Ctrl-C ends with a checkpoint, a second one at once. In --out: metrics.jsonl (a line for each step),\n"
+        "curve.png, state.json and checkpoints/. The file of --config has the same settings as the flags, which win.\n"
         "A run in which no group taught anything ends with exit code 65 and says why.\n"
         "\n"
         "The engines have to be able to load weights: vLLM as `prorld engine start vllm` starts it, or the embedded\n"
@@ -45,6 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("prorld train --model M --prompts tasks.jsonl --rule all --loss sample", "GRPO as it was"),
         ("prorld train --model M --prompts tasks.jsonl --mode async", "rollouts never wait for training"),
         ("prorld train --model M --prompts tasks.jsonl --hand-over lora --lora-rank 16", "an adapter, for vLLM"),
+        codes=TRAINING_NOTE,
     )
     parser.add_argument("--config", metavar="FILE", help="TOML file of settings")
     add_flags(parser)
@@ -59,6 +63,7 @@ def run(args: argparse.Namespace) -> int:
 
     must_have_torch()
     settings = read_settings(args.config, chosen(args))
+    must_open(settings.model)
     use_threads(settings)
     with client_of(args, patience_s=PATIENCE_S) as client, StopFlag() as should_stop:
         end = train(settings, client, should_stop, state_dir=str(state_dir(args.state_dir)), as_json=args.json)
@@ -76,10 +81,23 @@ def exit_of_end(end: EndRecord) -> Exit:
 
 def must_have_torch() -> None:
     """Told in one line, before anything is started."""
+    _must_have(NEEDED, "training needs")
+
+
+def must_open(model: str) -> None:
+    """What a model of this kind is opened with, told before anything is started, too."""
+    if model.endswith(".gguf"):
+        _must_have(NEEDED_FOR_GGUF, "a GGUF file is opened with")
+
+
+def _must_have(packages: Sequence[str], why: str) -> None:
     from importlib.util import find_spec
 
-    if any(find_spec(name) is None for name in ("torch", "transformers")):
-        raise UsageError(CURE)
+    from prorld.cli.extras import cure
+
+    missing = [name for name in packages if find_spec(name) is None]
+    if missing:
+        raise UsageError(f"{why} {' and '.join(missing)}, which {cure('torch')} installs")
 
 
 def use_threads(settings: RunSettings) -> None:
@@ -145,4 +163,4 @@ class StopFlag:
         if self._told:
             raise KeyboardInterrupt
         self._told = True
-        sys.stderr.write("\nending after this step, with a checkpoint; once more ends at once\n")
+        note(f"\n{ENDING}")

@@ -1,4 +1,4 @@
-"""What a training run shows: a line that moves and a curve on a terminal, JSON lines for scripts, a PNG for both."""
+"""What a training run shows: a line for each step, on a terminal one that moves and a curve, too; JSON for scripts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PLOT_HEIGHT = 8
 @contextmanager
 def screen_of(settings: RunSettings, *, as_json: bool) -> Iterator[Screen]:
     """A screen for the length of a block; the line that moves is gone after it."""
-    screen = Screen(settings, as_json=as_json or not sys.stderr.isatty())
+    screen = Screen(settings, as_json=as_json)
     try:
         yield screen
     finally:
@@ -40,6 +40,7 @@ class Screen:
 
     def __init__(self, settings: RunSettings, *, as_json: bool) -> None:
         self._settings, self._as_json = settings, as_json
+        self._is_live = sys.stderr.isatty() and not as_json
         self._line = MovingLine(sys.stderr)
         self._drawn = 0
         self._picture = Path(settings.out) / "curve.png" if can_draw() else None
@@ -47,12 +48,14 @@ class Screen:
             note("no curve.png will be drawn: matplotlib is not installed")
 
     def say(self, words: str) -> None:
-        """What is going on, on the line that moves; scripts get none of it."""
-        if not self._as_json:
+        """What is going on, on the line that moves; a log gets none of it."""
+        if self._is_live:
+            # What begins right after something else is told, too: a step may last a minute.
+            self._line.clear()
             self._line.show(words)
 
     def warn(self, words: str) -> None:
-        """A line that stays, for scripts on standard error."""
+        """A line that stays, on standard error."""
         if not self._as_json:
             self._rub_out()
         note(words)
@@ -67,11 +70,15 @@ class Screen:
         if self._as_json:
             sys.stdout.write(msgspec.json.encode(record).decode() + "\n")
             sys.stdout.flush()
+        elif isinstance(record, EndRecord):
+            self._rub_out()
+            self._plot(metrics)
+            self._drawn = 0
+            self._line.stay(words_of(record, self._settings))
         else:
             self._rub_out()
             self._line.stay(words_of(record, self._settings))
-            if not isinstance(record, EndRecord):
-                self._plot(metrics)
+            self._plot(metrics)
         if self._picture is not None and not isinstance(record, StartRecord):
             draw(metrics, self._picture, f"{Path(self._settings.out).name}: {Path(self._settings.model).name}")
 
@@ -83,6 +90,8 @@ class Screen:
             self._drawn = 0
 
     def _plot(self, metrics: Metrics) -> None:
+        if not self._is_live:
+            return
         values = [step.reward for step in metrics.steps]
         known = [value for value in values if value is not None]
         if len(known) < 2:
@@ -98,7 +107,8 @@ def words_of(record: Record, settings: RunSettings) -> str:
     """A record on one line."""
     match record:
         case StartRecord():
-            return f"run {record.run_id} begins at step {record.step} as version {record.base_version}"
+            where = f"goes on after step {record.step}" if record.step else f"begins as version {record.base_version}"
+            return f"run {record.run_id} {where}"
         case EvalRecord():
             shown = "-" if record.reward is None else f"{record.reward:.3f}"
             return (

@@ -26,7 +26,9 @@ def advice(why: str, settings: RunSettings, state: State, *, is_over_already: bo
     if why == NOTHING:
         cure = "a larger --empty-max goes on with the next prompts, and another --out begins a new run"
         return f"{_taught_nothing(settings, state)}; {cure}"
-    if not is_over_already or why == INTERRUPTED:
+    if why == INTERRUPTED:
+        return f"ended by a signal with {state.step} of {settings.steps} steps made; the same command goes on"
+    if not is_over_already:
         return None
     if why == REACHED:
         words = f"the run was over: a step has reached --stop-at {settings.stop_at:g}"

@@ -4,21 +4,51 @@ from __future__ import annotations
 
 import time
 
-from prorld.client import ClientError
+from prorld.client import Client, ClientError
 from prorld.domain.batch import BatchState
 from prorld.train.records import EvalRecord
 from prorld.train.rollouts import AWAY_S, LOOK_S, SLICE_S, STALLED_S, Rollouts, Stopped
 from prorld.wire.batches import SubmitBatch
 
-__all__ = ["evaluate"]
+__all__ = ["evaluate", "give_up"]
+
+# What an update is refused with while batches want the policy to stay as it is.
+PINNED = "pinned"
+# How long a batch that was cancelled may take to end.
+CANCEL_S = 60.0
 
 
-def evaluate(rollouts: Rollouts, held_out: list[dict[str, object]], step: int, temperature: float) -> EvalRecord:
-    """Every instance, as often as the settings say; one that an earlier life began goes on. Raises ``Stopped``."""
+def give_up(client: Client, run_id: str, refused: ClientError) -> bool:
+    """End the run's own evaluations that keep new weights out; whether there were any.
+
+    A life that was cut off in one has left it behind. It may never end by itself: where the engine came back with old
+    weights, it waits for that engine, which waits for the weights.
+    """
+    named = refused.details.get("batches", []) if refused.stable_code == PINNED and refused.details else []
+    mine = [batch_id for batch_id in named if batch_id.startswith(_prefix(run_id))]
+    for batch_id in mine:
+        client.cancel_batch(batch_id, reason="the run that asked for it goes on without")
+        # It has no more groups when it has ended.
+        for _ in client.groups(batch_id, within_s=CANCEL_S, away_s=AWAY_S):
+            pass
+    return bool(mine)
+
+
+def _prefix(run_id: str) -> str:
+    return f"{run_id}-eval-"
+
+
+def evaluate(
+    rollouts: Rollouts, held_out: list[dict[str, object]], step: int, version: int, temperature: float
+) -> EvalRecord:
+    """Every instance, as often as the settings say. Raises ``Stopped``.
+
+    One that an earlier life was cut off in is made anew: the weights are of another version by then.
+    """
     client, settings = rollouts.client, rollouts.settings
     began = looked = heard = time.monotonic()
     batch = SubmitBatch(
-        batch_id=f"{rollouts.run_id}-eval-{step}-t{temperature:g}".replace(".", "_"),
+        batch_id=f"{_prefix(rollouts.run_id)}{step}-v{version}-t{temperature:g}".replace(".", "_"),
         handler=settings.tasks.handler,
         policy=settings.policy,
         purpose="eval",
@@ -32,8 +62,9 @@ def evaluate(rollouts: Rollouts, held_out: list[dict[str, object]], step: int, t
     )
     batch_id = client.submit_batch(batch).batch_id
     after = client.batch(batch_id).acknowledged
-    rollouts.say(f"evaluation after step {step}: {len(held_out)} instances at temperature {temperature:g}")
+    at = f"evaluation after step {step}, temperature {temperature:g}"
     while True:
+        rollouts.say(f"{at}: {after} of {len(held_out)} instances")
         if rollouts.should_stop():
             raise Stopped
         try:

@@ -18,7 +18,7 @@ from prorld.client import Client, ClientError
 from prorld.train.daemon_cpu import DaemonCpu
 from prorld.train.ends import INTERRUPTED, advice, end_of
 from prorld.train.errors import NothingToLearn
-from prorld.train.evaluate import evaluate
+from prorld.train.evaluate import evaluate, give_up
 from prorld.train.progress import Kept
 from prorld.train.prompts import prompts_of
 from prorld.train.publish import Published, Publisher, default_directory
@@ -28,6 +28,9 @@ from prorld.train.run_config import RunSettings
 from prorld.train.shapes import Learner, StepFigures
 
 __all__ = ["Trainer", "Watcher"]
+
+# How often evaluations of earlier lives are ended for new weights: once, and again for one that was still ending.
+CUT_OFF_MAX = 3
 
 
 class Watcher(Protocol):
@@ -186,16 +189,23 @@ class Trainer:
         """The weights of now under a version of their own.
 
         Where steps of a life that was killed are made once more, the engines are ahead already, and stay there until
-        they are caught up with: going back would make everything stale that is under way.
+        they are caught up with: going back would make everything stale that is under way. Engines that were started
+        again since are behind instead, and nobody else has the weights.
         """
         now = self._publisher.settled_version()
-        if now > self._version and self._publisher.has_published(now):
+        if now > self._version and self._publisher.has_published(now) and not self._publisher.is_out():
             return Published(0.0, 0.0)
         if now >= self._version:
             base = now + 1 - self._state.optimizer_steps
             self._state = msgspec.structs.replace(self._state, base_version=base)
             self._on_disk = msgspec.structs.replace(self._on_disk, base_version=base)
             self._kept.write(self._on_disk)
+        for _ in range(CUT_OFF_MAX):
+            try:
+                return self._publisher.publish(self._version)
+            except ClientError as exc:
+                if not give_up(self._client, self._state.run_id, exc):
+                    raise
         return self._publisher.publish(self._version)
 
     def _keep(self) -> None:
@@ -233,7 +243,7 @@ class Trainer:
         is_due = step == 0 or last or (settings.every > 0 and step % settings.every == 0)
         for temperature in settings.temperatures if is_due and self._held_out else ():
             if not self.metrics.has_evaluation(step, temperature):
-                self._write(evaluate(self._rollouts, self._held_out, step, temperature))
+                self._write(evaluate(self._rollouts, self._held_out, step, self._version, temperature))
 
     def _write(self, record: StartRecord | StepRecord | EvalRecord | EndRecord) -> None:
         self.metrics.add(record)

@@ -68,6 +68,11 @@ class Publisher:
         made = [update for update in self._client.updates(self._settings.policy) if update.version == version]
         return any(update.path is not None and Path(update.path).is_relative_to(self._root) for update in made)
 
+    def is_out(self) -> bool:
+        """Whether every engine is kept out for the weights that it has."""
+        states = {item.state for item in self._client.backends(self._settings.policy).items}
+        return states == {"quarantined"}
+
     def publish(self, version: int) -> Published:
         """Write the learner's weights and have the engines load them under this version."""
         began = time.monotonic()

@@ -80,8 +80,9 @@ def test_nothing_to_learn_says_what_the_rewards_were(record, words):
 
 
 def test_an_end_that_was_asked_for_needs_no_words():
-    """Unless it was there before."""
+    """Unless it was there before. One that was not is told how it goes on."""
     for why, words in (("complete", "larger --steps"), ("reached", "--stop-at 0.9")):
         assert advice(why, SETTINGS, state(), is_over_already=False) is None
         assert words in (advice(why, SETTINGS, state(), is_over_already=True) or "")
-    assert advice("interrupted", SETTINGS, state(), is_over_already=True) is None
+    for over in (False, True):
+        assert "the same command goes on" in (advice("interrupted", SETTINGS, state(), is_over_already=over) or "")

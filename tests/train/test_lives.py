@@ -24,7 +24,10 @@ class Killed(BaseException):
 
 
 class Daemon:
-    """What a trainer asks of one. ``calls`` are in order; ``running`` is an update that an earlier life left."""
+    """What a trainer asks of one. ``calls`` are in order; ``running`` is an update that an earlier life left.
+
+    ``engines`` are in the states that a test says.
+    """
 
     address = "nowhere"
 
@@ -33,10 +36,14 @@ class Daemon:
         self.acked: dict[str, int] = {}
         self.made: list[PolicyUpdate] = []
         self.running: PolicyUpdate | None = None
+        self.engines = ["serving"]
         self.calls: list[str] = []
 
     def policy(self, _policy: str) -> Any:
         return SimpleNamespace(version=self.version, update=self.running)
+
+    def backends(self, _policy: str) -> Any:
+        return SimpleNamespace(items=[SimpleNamespace(state=state) for state in self.engines])
 
     def updates(self, _policy: str) -> list[PolicyUpdate]:
         return self.made[::-1]
@@ -138,3 +145,19 @@ def test_an_update_that_a_killed_life_left_is_waited_for(tmp_path):
     assert daemon.calls[0] == "wait 2"
     assert daemon.calls.count("update 2") == 0
     assert learner.used == ["a", "b"]
+
+
+@pytest.mark.parametrize(("engines", "updates"), [(["serving", "quarantined"], 2), (["quarantined"], 3), ([], 2)])
+def test_engines_that_lost_what_was_learnt_get_the_weights_of_now(engines, updates, tmp_path):
+    """Steps without a checkpoint are made again on engines that are ahead, unless all were started again meanwhile."""
+    daemon = Daemon()
+    with pytest.raises(Killed):
+        life(tmp_path, daemon, Source([group_of("a", 1.0, -1.0)]), FakeLearner(), steps=2, checkpoint_every=3).run()
+    assert daemon.version == 2
+    daemon.engines = engines
+    daemon.calls.clear()
+    source, learner = Source([group_of("a", 1.0, -1.0)], [group_of("b", 1.0, -1.0)]), FakeLearner()
+    end = life(tmp_path, daemon, source, learner, steps=2, checkpoint_every=3).run()
+    # One more where the first step waits for nothing but its weights.
+    assert daemon.calls == [f"update {3 + number}" for number in range(updates)]
+    assert (end.optimizer_steps, learner.used) == (2, ["a", "b"])

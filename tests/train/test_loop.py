@@ -18,6 +18,7 @@ import pytest
 
 from prorld.cli.exits import Exit
 from prorld.client import Client
+from prorld.domain.batch import BatchState
 from prorld.testing.scripted_engine.script import Latency, Script
 from prorld.train.records import EvalRecord, Record, StepRecord
 from tests.daemon.support import Started, daemon, environ, scripted_engine, until
@@ -199,6 +200,28 @@ def test_ctrl_c_ends_with_a_checkpoint(tmp_path, here):
     kept = json.loads((tmp_path / "run" / "state.json").read_bytes())
     assert kept["optimizer_steps"] == first["steps"]
     assert_whole(tmp_path, life(tmp_path, here, checkpoint_every=100, steps=STEPS + 1), steps=STEPS + 1)
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+def test_a_run_that_was_cut_off_in_an_evaluation_goes_on(tmp_path, how):
+    """What it left behind wants the policy's version to stay, and waits for an engine that waits for new weights."""
+    evaluation = {"count": 4, "temperatures": [0.0]}
+    for name in ("slow", "fresh"):
+        (tmp_path / name).mkdir()
+    slow = Script(turns=["ANSWER: 4", "ANSWER: 5"], pick="lot", latency=Latency(fixed_s=600.0))
+    with scripted_engine(tmp_path / "slow", slow) as engine, daemon(tmp_path, engine, talkative=True) as first:
+        with trainer(settings(tmp_path, steps=1, evaluation=evaluation), first.state) as process:
+            with first.client() as client:
+                until(lambda: bool(client.batches().items), 120, "the evaluation")
+            process.send_signal(how)
+            process.communicate(timeout=60)
+            assert process.returncode == (Exit.INTERRUPTED if how == signal.SIGINT else -signal.SIGKILL)
+        first.process.kill()
+        first.process.wait()
+    with scripted_engine(tmp_path / "fresh", SCRIPT) as engine, daemon(tmp_path, engine, talkative=True) as second:
+        assert_whole(tmp_path, life(tmp_path, second, steps=1, evaluation=evaluation), steps=1)
+        with second.client() as client:
+            assert [batch.state for batch in client.batches().items].count(BatchState.CANCELLED) == 1
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])

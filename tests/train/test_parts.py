@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -18,7 +19,7 @@ from prorld.train.curves import draw, plot_lines
 from prorld.train.daemon_cpu import DaemonCpu
 from prorld.train.progress import Kept
 from prorld.train.prompts import from_file, prompts_of
-from prorld.train.records import EvalRecord, Metrics, Record, Seen, StepRecord
+from prorld.train.records import EndRecord, EvalRecord, Metrics, Record, Seen, StepRecord
 from prorld.train.run_config import EvaluationSettings, RunSettings, TaskSettings
 from tests.train.fake_learner import FakeLearner
 
@@ -186,24 +187,42 @@ def test_the_cpu_of_a_daemon_elsewhere_is_not_known(tmp_path):
 
 
 def test_scripts_get_lines_and_people_get_words(tmp_path, capsys):
-    """The same record, whoever looks; warnings reach both."""
+    """The same record, whoever looks and wherever it goes; warnings reach both."""
     settings, metrics = run_of(tmp_path, prompts="p"), Metrics(tmp_path / "metrics.jsonl")
     metrics.add(step(1))
     for as_json in (True, False):
         with screen_of(settings, as_json=as_json) as screen:
-            if not as_json:
-                screen._as_json = False
             screen.say("working")
             screen.warn("an engine is out")
             screen.show(step(1), metrics)
         shown = capsys.readouterr()
         assert "an engine is out" in shown.err
+        assert "working" not in shown.err
         if as_json:
             assert msgspec.json.decode(shown.out, type=Record) == step(1)
-            assert "working" not in shown.err
         else:
             assert "reward 0.500" in shown.err
             assert shown.out == ""
+
+
+def test_a_terminal_keeps_the_curve_of_the_end(tmp_path, monkeypatch):
+    """Each step rubs the last curve out; the end leaves one behind, above its own line. A log has none."""
+    settings, metrics = run_of(tmp_path, prompts="p"), Metrics(tmp_path / "metrics.jsonl")
+    end = EndRecord(why="complete", step=2, optimizer_steps=2, seconds=1.0, steps_per_hour=None)
+    for terminal in (True, False):
+        written = io.StringIO()
+        monkeypatch.setattr(written, "isatty", lambda terminal=terminal: terminal)
+        monkeypatch.setattr("sys.stderr", written)
+        with screen_of(settings, as_json=False) as screen:
+            for record in (step(1), step(2)):
+                metrics.add(record)
+                screen.say("working")
+                screen.show(record, metrics)
+            screen.show(end, metrics)
+        left = written.getvalue().rpartition("\x1b[J")[2]
+        assert ("working" in written.getvalue()) is terminal
+        assert left.splitlines()[-1].startswith("complete after 2 steps")
+        assert ("  1.00 |" in left) is terminal
 
 
 @pytest.mark.real

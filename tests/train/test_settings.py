@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import sys
 import tomllib
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,8 +15,10 @@ import pytest
 
 from prorld.cli import learn_demo
 from prorld.cli.exits import Exit, UsageError
+from prorld.cli.extras import cure
 from prorld.cli.learn_demo_run import plan_of
 from prorld.cli.main import build_parser, main
+from prorld.cli.train import NEEDED, NEEDED_FOR_GGUF, must_open
 from prorld.cli.train_flags import FLAGS, chosen
 from prorld.errors import ConfigError
 from prorld.train.records import StepRecord
@@ -85,8 +88,19 @@ def test_without_torch_the_cure_is_told_in_one_line(words, capsys, monkeypatch, 
     monkeypatch.chdir(tmp_path)
     assert main(words) == Exit.USAGE
     [line] = capsys.readouterr().err.splitlines()
-    assert "extra torch" in line
+    assert cure("torch") in line
     assert [*tmp_path.iterdir()] == []
+
+
+def test_the_extra_brings_what_is_looked_for(monkeypatch):
+    """What opens a GGUF file with it, which the demo trains; without that it is told before anything is started."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    brings = {re.split(r"[<>=\[]", line)[0] for line in project["optional-dependencies"]["torch"]}
+    assert {*NEEDED, *NEEDED_FOR_GGUF} <= brings
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "accelerate" else sys)
+    must_open("a/directory")
+    with pytest.raises(UsageError, match=r"accelerate, which .*torch"):
+        must_open("a/model.gguf")
 
 
 @pytest.mark.skipif(
