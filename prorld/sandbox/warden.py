@@ -247,14 +247,20 @@ class Warden:
                 signal.pidfd_send_signal(child.first, signal.SIGKILL)
             child.dying.add(child.first)
         if child.first is None or child.wish.helpers:
-            child.dying |= kill_family(child.pid, child.wish.marker, among=self._strays)
+            marker = child.wish.marker
+            child.dying |= kill_family(child.pid, marker, among=lambda: self._strays(*self._marked(marker)))
         for descriptor in child.dying:
             self._dying[descriptor] = child
             self._selector.register(descriptor, selectors.EVENT_READ)
 
+    def _marked(self, marker: str) -> list[int]:
+        """The children that carry a mark. They may outlive for a moment the one that it is of."""
+        name, _, value = marker.partition("=")
+        return [pid for pid, child in self._by_pid.items() if marker and child.wish.env.get(name) == value]
+
     def _strays(self, *leaders: int) -> list[int]:
-        """What has lost its parent and came here, with all below it, and below the given."""
-        return below([*leaders, *(pid for pid in own_children() if pid not in self._by_pid)])
+        """What is below the given, and then what has lost its parent and came here, during that look, too."""
+        return [*below(leaders), *below(pid for pid in own_children() if pid not in self._by_pid)]
 
     def _one_is_gone(self, descriptor: int) -> None:
         child = self._dying.pop(descriptor)

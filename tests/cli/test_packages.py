@@ -226,7 +226,8 @@ async def test_a_page_without_end_is_bounded(index, get, monkeypatch):
 @pytest.mark.parametrize("how", [silent, cut, garbage])
 async def test_a_server_that_breaks_off_is_asked_again_and_then_given_up(index, get, tmp_path, monkeypatch, how):
     """Three times in all; one that recovers is enough."""
-    monkeypatch.setattr(http_download, "SILENCE_SECONDS_MAX", 0.05)
+    # One that answers in any way is heard, however busy the machine is.
+    monkeypatch.setattr(http_download, "SILENCE_SECONDS_MAX", 0.05 if how is silent else 30)
     index.put("sample", (WHEEL, b"wheel"))
     whole = index.answers[f"/files/{WHEEL}"]
     index.answers[f"/files/{WHEEL}"] = how

@@ -40,6 +40,9 @@ class Home:
         self.start()
 
 
+KILLS_MAX = 5
+
+
 @pytest.fixture(scope="module")
 def here(tmp_path_factory):
     """A home for all of them, with a daemon, and an engine that stays."""
@@ -62,14 +65,20 @@ def test_weights_are_moved_over_restarts(way, here):
         async with client.policy_update(before + 2, pause_id=hold.pause_id) as hold:
             here.replace()
         assert [result.ok for result in hold.resumed.backends] == [True]
-        with interrupting(here):
-            ended = await client.publish(path="/weights/3")
-        assert (ended.state, ended.version) == ("done", before + 3)
-        info = await client.policy("default")
-        assert (info.version, info.pause) == (before + 3, None)
-        return [update.code for update in await client.updates("default")][:3]
+        codes: list[str | None] = []
+        for version in range(before + 3, before + 3 + KILLS_MAX):
+            with interrupting(here):
+                ended = await client.publish(path=f"/weights/{version}")
+            assert (ended.state, ended.version) == ("done", version)
+            info = await client.policy("default")
+            assert (info.version, info.pause) == (version, None)
+            # The kill may come too late, when the update has just ended.
+            codes = [update.code for update in await client.updates("default")][:2]
+            if codes[1] == "interrupted":
+                break
+        return codes
 
-    assert run(way, scenario, state_dir=here.state, patience_s=30) == [None, "interrupted", None]
+    assert run(way, scenario, state_dir=here.state, patience_s=30) == [None, "interrupted"]
 
 
 @contextmanager
