@@ -120,7 +120,7 @@ def _opened(file: dict[str, Any]) -> int:
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     found = os.fstat(fd)
     if not stat.S_ISREG(found.st_mode):
-        raise ValueError(f"{path} is not a regular file")
+        raise ValueError(f"{path} is not a regular file; this engine loads GGUF files")
     if found.st_size > file["bytes_max"]:
         raise ValueError(f"{path} has {found.st_size} bytes; engine.weights_bytes_max is {file['bytes_max']}")
     if os.pread(fd, len(MAGIC), 0) != MAGIC:
