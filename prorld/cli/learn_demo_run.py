@@ -90,6 +90,8 @@ def plan_of(args: argparse.Namespace) -> Plan:
     out = Path(args.out).absolute()
     python = _vllm_python(args.python) if args.engine == "vllm" else None
     source = args.model or str(bundled_model())
+    if not Path(source).exists():
+        raise UsageError(f"--model {source} is not there")
     # vLLM keeps a copy of a tied head that new weights do not reach, so it starts from a model with a head of its own.
     model = str(out / "model") if args.engine == "vllm" else source
     settings = RunSettings(
@@ -131,6 +133,8 @@ def clear_weights(plan: Plan) -> None:
 
 def _vllm_python(named: str | None) -> str:
     if named is not None:
+        if shutil.which(named) is None:
+            raise UsageError(f"--python {named} is no program")
         return named
     if find_spec("vllm") is not None:
         return sys.executable

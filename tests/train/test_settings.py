@@ -118,6 +118,16 @@ def test_the_demo_hands_over_what_it_trains(flags, form, rank, tmp_path):
             plan_of(parser.parse_args([*flags, "--engine", "vllm"]))
 
 
+@pytest.mark.skipif(find_spec("prorld_calc") is None, reason="the demo's task is not here")
+@pytest.mark.parametrize("flags", [["--model", "/nowhere"], ["--engine", "vllm", "--python", "/nowhere"]])
+def test_what_the_demo_needs_is_looked_for_first(flags, tmp_path):
+    """Before a model is written or a daemon is started."""
+    parser = argparse.ArgumentParser()
+    learn_demo.add_arguments(parser)
+    with pytest.raises(UsageError, match="/nowhere"):
+        plan_of(parser.parse_args([*flags, "--out", str(tmp_path)]))
+
+
 def test_every_setting_has_a_flag():
     """But for how the run's own file is named; and every flag is a setting."""
     settings = {
