@@ -8,6 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -186,14 +187,21 @@ def test_what_has_run_is_looked_at_again(waiting: subprocess.Popen[bytes], line:
     assert looked(gauge, waiting.pid) - before > 25 << 20
 
 
+@contextmanager
+def written_by_somebody_else() -> Iterator[None]:
+    """More in a directory that counts, by nobody whom the gauge could see run."""
+    with tempfile.NamedTemporaryFile(dir="/dev/shm") as file:
+        file.write(b"x" * (64 << 20))
+        file.flush()
+        yield
+
+
 def test_what_rests_is_not_looked_at_again(waiting: subprocess.Popen[bytes]) -> None:
     """What somebody else has written there shows once the gauge is told that there was somebody."""
     tell(waiting, "pass")
     gauge = Gauge(["/dev/shm"])
     before = looked(gauge, waiting.pid)
-    with tempfile.NamedTemporaryFile(dir="/dev/shm") as file:
-        file.write(b"x" * (64 << 20))
-        file.flush()
+    with written_by_somebody_else():
         assert gauge.look([waiting.pid]) == before
         gauge.forget()
         after = gauge.look([waiting.pid])
@@ -233,9 +241,7 @@ def test_what_rests_for_long_is_looked_at_in_any_case(waiting: subprocess.Popen[
     tell(waiting, "pass")
     gauge = Gauge(["/dev/shm"])
     before = looked(gauge, waiting.pid)
-    with tempfile.NamedTemporaryFile(dir="/dev/shm") as file:
-        file.write(b"x" * (64 << 20))
-        file.flush()
+    with written_by_somebody_else():
         seen = [gauge.look([waiting.pid]) for _ in range(SURE_LOOKS + 1)]
     assert seen[0] == before
     assert seen[-1] is not None
