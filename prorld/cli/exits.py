@@ -10,8 +10,8 @@ NOTE = (
     "exit codes: 0 ok, 1 failed, 2 usage, 69 no daemon, 75 try again later, 77 permission, 78 configuration, 130 Ctrl-C"
 )
 
-# Of the commands that train.
-TRAINING_NOTE = NOTE.replace("69 ", "65 nothing to learn, 69 ")
+# Of the commands that train: one code more, on a line of its own, as a line of help fits a screen.
+TRAINING_NOTE = f"{NOTE},\n            65 nothing to learn"
 
 
 class Exit(IntEnum):
