@@ -207,7 +207,7 @@ def _open_cgroups(boot_id: str, user: tuple[int, int] | None) -> Subtree | None:
 async def _reap(host: SandboxHost, lane: Lane, wall: Wall | None) -> None:
     reaped = await lane.run(partial(reaper.reap, host.runtime_dir, boot_id=host.boot_id))
     containers = await _reap_enclosures(wall, host)
-    if reaped.directories or containers:
+    if reaped.sandboxes or containers:
         found = msgspec.structs.asdict(reaped)
         log.warning("daemon.reaped", **found, containers=containers)
 

@@ -17,7 +17,7 @@ FUSE_HELPERS = frozenset({"fuse-overlayfs", "fuse2fs", "gocryptfs", "squashfuse"
 
 
 class Leftovers(msgspec.Struct, frozen=True, kw_only=True):
-    """What there is at one moment."""
+    """What there is at one moment. ``directories`` has records of processes, too."""
 
     processes: frozenset[int]
     fuse: frozenset[int]
@@ -48,7 +48,7 @@ def found_left(world: _World, proc: Path = Path("/proc")) -> Leftovers:
         for place in ("self", str(world.warden_pid))
         for line in mounts_of((proc / place / "mountinfo").read_text(), str(world.runtime_dir))
     }
-    directories = {str(path) for path in world.runtime_dir.glob("sandboxes/*/*") if path.is_dir()}
+    directories = {str(path) for path in world.runtime_dir.glob("sandboxes/*/*") if path.name != "owner"}
     return Leftovers(
         processes=frozenset(processes - fuse),
         fuse=frozenset(fuse),

@@ -14,6 +14,7 @@ from pathlib import Path
 from prorld.errors import SandboxError
 from prorld.sandbox.contract import SandboxSpec
 from prorld.sandbox.images.apptainer import find_apptainer
+from prorld.sandbox.images.contract import Image
 from prorld.sandbox.network import SOCKET_DIR, NetworkRules
 from prorld.sandbox.wall import HOLDER, HOME, SHM_BYTES, Build, Request, give_directory, image_environment
 
@@ -49,6 +50,10 @@ class Apptainer:
             words = "apptainer makes sandboxes of images only, and the task names none"
             raise SandboxError(words, code="no_image", retryable=False)
         self._network.check(spec.network)
+
+    def uses_disk(self, image: Image | None) -> bool:
+        """For the changes to its image."""
+        return True
 
     def build(self, request: Request) -> Build:
         """Make the overlay and a home for Apptainer itself, and the command line."""

@@ -132,6 +132,10 @@ class Bubblewrap:
         """Refuse networks that are not there."""
         self._network.check(spec.network)
 
+    def uses_disk(self, image: Image | None) -> bool:
+        """For the changes to an image; all else is in memory."""
+        return image is not None
+
     def build(self, request: Request) -> Build:
         """Make the overlay, where there is an image, and the command line."""
         spec, image = request.spec, request.image

@@ -23,6 +23,7 @@ from prorld.kit.cleanup import afterwards, shielded
 from prorld.kit.process import ProcessResult
 from prorld.sandbox import reaper
 from prorld.sandbox.docker_inner import LINK
+from prorld.sandbox.families import started
 from prorld.sandbox.link import Link, receive
 from prorld.sandbox.wall import Enclosure, Request
 from prorld.sandbox.warden_client import Warden
@@ -153,7 +154,7 @@ async def _keep(
         async with afterwards(END_SECONDS, "ending a container", end):
             await _hear_ready(sock)
             with boundary(SandboxError, f"putting {request.sandbox_id} on record"):
-                reaper.name_process(request.place, first.pid)
+                reaper.name_process(request.place, first.pid, started(first.pid))
             warden.attach(link)
             try:
                 async with trio.open_nursery() as nursery:

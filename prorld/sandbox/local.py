@@ -11,6 +11,7 @@ import os
 
 from prorld.errors import SandboxError
 from prorld.sandbox.contract import SandboxSpec
+from prorld.sandbox.images.contract import Image
 from prorld.sandbox.wall import HOLDER, Build, Request, give_directory
 
 __all__ = ["Local"]
@@ -34,6 +35,10 @@ class Local:
             raise SandboxError(words, code="no_isolation", retryable=False)
         if spec.image is not None:
             raise SandboxError("local sandboxes have no images", code="no_image", retryable=False)
+
+    def uses_disk(self, image: Image | None) -> bool:
+        """For its working directory and its home."""
+        return True
 
     def build(self, request: Request) -> Build:
         """Make the working directory and a home."""

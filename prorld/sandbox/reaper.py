@@ -1,9 +1,12 @@
 """What a daemon leaves behind when it is killed, and how the next one clears it away.
 
-Every sandbox has a directory ``RUNTIME/sandboxes/BOOT/SANDBOX`` from before its first process until after its last one.
-``BOOT/owner`` names the daemon and ``SANDBOX/process`` the sandbox's outermost process, each by pid and start time,
-since a pid alone may have been given to somebody else. Everything here is plain, blocking and can be repeated; callers
-put it into a thread lane.
+What a sandbox keeps on disk is in ``RUNTIME/sandboxes/BOOT/SANDBOX``, which is there, where it is needed at all, from
+before its first process until after its last one. ``BOOT/owner`` names the daemon and ``BOOT/@SANDBOX`` the sandbox's
+outermost process, each by pid and start time, since a pid alone may have been given to somebody else. The latter is a
+symbolic link that leads nowhere: one call makes it, whole or not at all, and it takes no block on disk.
+
+Everything here is plain, blocking and can be repeated; callers put it into a thread lane, but for ``name_process`` and
+``forget_process``, which are one call each.
 """
 
 from __future__ import annotations
@@ -25,7 +28,18 @@ from structlog.typing import FilteringBoundLogger
 from prorld.sandbox.families import end_left, started
 from prorld.sandbox.leftovers import remove_tree
 
-__all__ = ["Reaped", "make_base", "make_place", "name_process", "place_of", "reap", "remove_boot", "remove_place"]
+__all__ = [
+    "Reaped",
+    "forget_process",
+    "make_base",
+    "make_boot",
+    "make_place",
+    "name_process",
+    "place_of",
+    "reap",
+    "remove_boot",
+    "remove_place",
+]
 
 log: FilteringBoundLogger = structlog.get_logger()
 
@@ -34,13 +48,14 @@ END_SECONDS = 2.0
 GROWN_SECONDS = 60.0  # more than a runtime takes to start what serves a sandbox
 _BASE = "sandboxes"
 _PASSABLE = 0o711  # whatever the umask
-_OWNER, _PROCESS = "owner", "process"
+_OWNER = "owner"
+_RECORD = "@"  # before a sandbox's name, none of which begins with it
 
 
 class Reaped(msgspec.Struct, frozen=True, kw_only=True):
     """What a sweep found and ended."""
 
-    directories: int = 0
+    sandboxes: int = 0
     processes: int = 0
 
 
@@ -61,23 +76,48 @@ def place_of(runtime_dir: Path, boot_id: str, sandbox_id: str) -> Path:
     return runtime_dir / _BASE / boot_id / sandbox_id
 
 
+def make_boot(place: Path) -> None:
+    """Make the directory that a sandbox's one is in, unless it is there, with its owner on record before it exists."""
+    boot = place.parent
+    if boot.is_dir():
+        return
+    # Made elsewhere and moved: a sweep of another daemon must never see it without its owner.
+    fresh = Path(tempfile.mkdtemp(prefix=".", dir=make_base(boot.parents[1])))
+    fresh.chmod(_PASSABLE)
+    (fresh / _OWNER).write_text(f"{os.getpid()} {started(os.getpid())}")
+    try:
+        fresh.rename(boot)
+    except OSError:  # another thread was faster
+        shutil.rmtree(fresh, ignore_errors=True)
+
+
 def make_place(runtime_dir: Path, boot_id: str, sandbox_id: str) -> Path:
-    """Make the directory of a new sandbox, with the boot's owner on record before it exists."""
+    """Make the directory of a new sandbox."""
     place = place_of(runtime_dir, boot_id, sandbox_id)
-    if not place.parent.is_dir():
-        _make_boot(place.parent)
+    make_boot(place)
     place.mkdir(mode=_PASSABLE)
     place.chmod(_PASSABLE)
     return place
 
 
-def name_process(place: Path, pid: int, marker: str = "") -> None:
-    """Put a sandbox's outermost process on record, and the mark that all of its processes carry, where they do."""
-    begun = started(pid)
+def name_process(place: Path, pid: int, begun: int | None, marker: str = "") -> None:
+    """Put a sandbox's outermost process on record, and the mark that all of its processes carry, where they do.
+
+    One that has ended already has no ``begun``, and is not worth a record.
+    """
     if begun is not None:
-        fresh = place / f".{_PROCESS}"
-        fresh.write_bytes(f"{pid} {begun} {_machine_boot()} {marker}\n".encode())
-        fresh.rename(place / _PROCESS)
+        _record_of(place).symlink_to(f"{pid} {begun} {_machine_boot()} {marker}")
+
+
+def forget_process(place: Path) -> None:
+    """Take a sandbox's outermost process off the record, after all of its processes are gone."""
+    record = _record_of(place)
+    try:
+        record.unlink()
+    except FileNotFoundError:
+        return
+    except OSError as exc:
+        log.warning("sandbox.left", place=record, why=str(exc))
 
 
 def remove_place(place: Path) -> None:
@@ -101,17 +141,18 @@ def remove_boot(runtime_dir: Path, boot_id: str) -> None:
 
 def reap(runtime_dir: Path, *, boot_id: str) -> Reaped:
     """Clear away what boots other than this one left, unless their daemon still lives."""
-    directories = processes = 0
+    sandboxes = processes = 0
     base = runtime_dir / _BASE
     # What is written there is removed and ended, by root where the daemon is root: so nobody else may write there.
     for boot in sorted(base.glob("[!.]*")) if _is_ours(base) else ():
         if boot.name == boot_id or not _is_ours(boot) or _alive(boot / _OWNER) is not None:
             continue
-        places = [place for place in boot.iterdir() if _is_ours(place)]
-        directories += len(places)
-        processes += _end_processes(places)
+        records = [*boot.glob(f"{_RECORD}*")]
+        places = {place.name for place in boot.iterdir() if _is_ours(place)}
+        sandboxes += len(places | {record.name.removeprefix(_RECORD) for record in records})
+        processes += _end_processes(records)
         remove_boot(runtime_dir, boot.name)
-    return Reaped(directories=directories, processes=processes)
+    return Reaped(sandboxes=sandboxes, processes=processes)
 
 
 def _is_ours(place: Path) -> bool:
@@ -123,24 +164,17 @@ def _is_ours(place: Path) -> bool:
     return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not stat.S_IMODE(found.st_mode) & 0o022
 
 
-def _make_boot(boot: Path) -> None:
-    """Make it elsewhere and move it: a sweep of another daemon must never see it without its owner."""
-    fresh = Path(tempfile.mkdtemp(prefix=".", dir=make_base(boot.parents[1])))
-    fresh.chmod(_PASSABLE)
-    (fresh / _OWNER).write_text(f"{os.getpid()} {started(os.getpid())}")
-    try:
-        fresh.rename(boot)
-    except OSError:  # another thread was faster
-        shutil.rmtree(fresh, ignore_errors=True)
+def _record_of(place: Path) -> Path:
+    return place.with_name(f"{_RECORD}{place.name}")
 
 
-def _end_processes(places: Sequence[Path]) -> int:
+def _end_processes(records: Sequence[Path]) -> int:
     """End what still runs of these sandboxes: the recorded processes, their sessions, and what carries their mark."""
     left: list[tuple[int, int]] = []
     markers: list[str] = []
-    for place in places:
+    for record in records:
         with suppress(OSError, ValueError):
-            pid, begun, boot, marker = (place / _PROCESS).read_text().removesuffix("\n").split(" ", 3)
+            pid, begun, boot, marker = str(record.readlink()).split(" ", 3)
             # After a restart of the machine the numbers are other people's, and nothing is left.
             if boot == _machine_boot():
                 left.append((int(pid), int(begun)))

@@ -105,7 +105,9 @@ class Runtime:
             async def remove() -> None:
                 if box.cgroup is not None and not await self._lane.run(end_cgroup, box.cgroup):
                     log.warning("sandbox.left", place=str(box.cgroup))
-                await self._lane.run(reaper.remove_place, place)
+                if self._wall.uses_disk(image):
+                    await self._lane.run(reaper.remove_place, place)
+                reaper.forget_process(place)
 
             async with afterwards(CLOSE_SECONDS, f"removing the files of {sandbox_id}", remove):
                 await self._live(box, place, image, task_status)
@@ -149,7 +151,7 @@ class Runtime:
             gid=self._warden.gid,
         )
         with boundary(SandboxError, f"preparing {self.name}"):
-            build = await self._lane.run(self._prepare, request)
+            build = await self._prepare(request)
         if isinstance(self._wall, Enclosing):
             enclosure: Enclosure = await nursery.start(partial(self._wall.enclose, request))
             box.hold(enclosure.first, build, warden=enclosure.warden)
@@ -159,8 +161,8 @@ class Runtime:
             build.argv, env=build.env, data=build.data, helpers=build.helpers, marker=build.marker, cgroup=cgroup
         )
         box.hold(holder, build)
-        with boundary(SandboxError, "making the sandbox's directory"):
-            reaper.name_process(place, holder.pid, build.marker)
+        with boundary(SandboxError, "putting the sandbox on record"):
+            reaper.name_process(place, holder.pid, holder.begun, build.marker)
         limits = box.limits if build.has_namespaces else {}
         with trio.move_on_after(BOOT_SECONDS):
             if await holder.greeting(READY, limits):
@@ -183,7 +185,15 @@ class Runtime:
             box.cgroup = await self._lane.run(self._cgroups.make, box.sandbox_id, files)
         return box.cgroup
 
-    def _prepare(self, request: Request) -> Build:
+    async def _prepare(self, request: Request) -> Build:
+        """Without a thread where nothing is put on disk: changing to one and back would cost more than all the rest."""
+        if self._wall.uses_disk(request.image):
+            return await self._lane.run(self._make_files, request)
+        if not request.place.parent.is_dir():
+            await self._lane.run(reaper.make_boot, request.place)
+        return self._wall.build(request)
+
+    def _make_files(self, request: Request) -> Build:
         reaper.make_place(self._runtime_dir, self._boot_id, request.sandbox_id)
         return self._wall.build(request)
 

@@ -99,8 +99,15 @@ class Wall(Protocol):
         """Raise ``SandboxError``, not to be tried again, for what this wall can't make."""
         ...
 
+    def uses_disk(self, image: Image | None) -> bool:
+        """Whether a sandbox of this image has files in its own directory, which is made for it only then."""
+        ...
+
     def build(self, request: Request) -> Build:
-        """Make what has to be there beforehand, and say how to go on. Blocks; called in a thread lane."""
+        """Make what has to be there beforehand, and say how to go on.
+
+        Blocks where there are files to make, and is called in a thread lane then.
+        """
         ...
 
 

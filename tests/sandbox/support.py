@@ -61,9 +61,10 @@ def process_tree_of(pid: int) -> set[int]:
     return {pid, *descendants(pid)}
 
 
-def directories(runtime_dir: Path) -> list[str]:
-    """The sandboxes' directories of this boot."""
-    return sorted(path.name for path in runtime_dir.glob(f"sandboxes/{BOOT_ID}/*") if path.is_dir())
+def on_disk(runtime_dir: Path) -> list[str]:
+    """The sandboxes of this boot that have a directory or are on record."""
+    found = runtime_dir.glob(f"sandboxes/{BOOT_ID}/*")
+    return sorted({path.name.removeprefix("@") for path in found if path.name != "owner"})
 
 
 def lives(pid: int) -> bool:

@@ -23,7 +23,7 @@ from prorld.sandbox.reaper import Reaped, reap
 from prorld.sandbox.runtime import Runtime
 from prorld.sandbox.warden_client import Warden
 from prorld.testing.sandbox_contract import open_sandbox
-from tests.sandbox.support import BOOT_ID, directories, lives, open_descriptors, process_tree_of, real_docker
+from tests.sandbox.support import BOOT_ID, lives, on_disk, open_descriptors, process_tree_of, real_docker
 
 KIT = Kit(place=Path("/scratch/docker-kit/abc"), version="python3.11", loader=True)
 
@@ -232,7 +232,7 @@ async def test_inside(containers: DockerCli, warden: Warden, runtime_dir: Path) 
         assert (await sandbox.bash("[[ -O . && -O ~ && -w . ]]")).exit_code == 0
         assert runtime.list()[0].rss_bytes > 1 << 20
     assert open_descriptors() == before
-    assert directories(runtime_dir) == []
+    assert on_disk(runtime_dir) == []
 
 
 @pytest.mark.real
@@ -330,7 +330,7 @@ def test_daemon_is_killed(runtime_dir: Path) -> None:
         time.sleep(0.05)
     assert not [pid for pid in inside if lives(pid)]
     assert _containers("killed") == ""
-    assert reap(runtime_dir, boot_id="next") == Reaped(directories=1, processes=0)
+    assert reap(runtime_dir, boot_id="next") == Reaped(sandboxes=1, processes=0)
 
 
 def _containers(boot: str) -> str:

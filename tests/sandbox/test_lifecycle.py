@@ -21,7 +21,7 @@ from prorld.sandbox.reaper import Reaped, reap
 from prorld.sandbox.runtime import Runtime
 from prorld.sandbox.warden_client import Warden, run_warden
 from prorld.testing.sandbox_contract import open_sandbox
-from tests.sandbox.support import children, descendants, directories, gone, lives, open_descriptors
+from tests.sandbox.support import children, descendants, gone, lives, on_disk, open_descriptors
 
 
 def _warden_pid() -> int:
@@ -37,11 +37,11 @@ async def test_nothing_is_left(runtime: Runtime, runtime_dir: Path) -> None:
         await sandbox.python("import subprocess; subprocess.Popen(['setsid', 'sleep', '1000'])")
         inside = descendants(_warden_pid())
         assert len(inside) >= 8
-        assert directories(runtime_dir) == ["contract-1"]
+        assert on_disk(runtime_dir) == ["contract-1"]
     assert not any(lives(pid) for pid in inside)
     assert children(_warden_pid()) == set()
     assert open_descriptors() == before
-    assert directories(runtime_dir) == []
+    assert on_disk(runtime_dir) == []
     assert runtime.list() == ()
 
 
@@ -57,7 +57,7 @@ async def test_cancelled_at_any_moment(runtime: Runtime, runtime_dir: Path) -> N
             await trio.sleep(chance.uniform(0, 0.03))
     assert await gone(descendants(_warden_pid()))
     assert open_descriptors() == before
-    assert directories(runtime_dir) == []
+    assert on_disk(runtime_dir) == []
     assert runtime.list() == ()
     async with open_sandbox(runtime) as sandbox:
         assert (await sandbox.bash("echo on")).output == b"on\n"
@@ -268,8 +268,8 @@ def test_daemon_is_killed(runtime_dir: Path) -> None:
 
 def _sweep_the_rest(runtime_dir: Path) -> None:
     """What the kernel can't take back, the next boot does."""
-    assert len(list(runtime_dir.glob("sandboxes/killed/*/"))) == 3
-    assert reap(runtime_dir, boot_id="next") == Reaped(directories=3, processes=0)
+    assert len(list(runtime_dir.glob("sandboxes/killed/@*"))) == 3
+    assert reap(runtime_dir, boot_id="next") == Reaped(sandboxes=3, processes=0)
     assert reap(runtime_dir, boot_id="next") == Reaped()
     assert not list(runtime_dir.glob("sandboxes/*"))
 

@@ -11,7 +11,17 @@ from pathlib import Path
 import pytest
 
 from prorld.sandbox.families import started
-from prorld.sandbox.reaper import Reaped, make_place, name_process, reap, remove_boot, remove_place
+from prorld.sandbox.reaper import (
+    Reaped,
+    forget_process,
+    make_boot,
+    make_place,
+    name_process,
+    place_of,
+    reap,
+    remove_boot,
+    remove_place,
+)
 
 
 def _disown(runtime_dir: Path, boot_id: str) -> None:
@@ -19,6 +29,16 @@ def _disown(runtime_dir: Path, boot_id: str) -> None:
     owner = runtime_dir / "sandboxes" / boot_id / "owner"
     pid, started = owner.read_text().split()
     owner.write_text(f"{pid} {int(started) + 1}")
+
+
+def _record(place: Path) -> str:
+    return str((place.parent / f"@{place.name}").readlink())
+
+
+def _put_on_record(place: Path, record: str) -> None:
+    link = place.parent / f"@{place.name}"
+    link.unlink(missing_ok=True)
+    link.symlink_to(record)
 
 
 def test_own_and_living_boots_stay(tmp_path: Path) -> None:
@@ -37,9 +57,9 @@ def test_dead_boot_goes(tmp_path: Path) -> None:
     (closed / "file").touch()
     closed.chmod(0)
     with subprocess.Popen(["sleep", "1000"]) as process:
-        name_process(place, process.pid)
+        name_process(place, process.pid, started(process.pid))
         _disown(tmp_path, "dead")
-        assert reap(tmp_path, boot_id="this") == Reaped(directories=1, processes=1)
+        assert reap(tmp_path, boot_id="this") == Reaped(sandboxes=1, processes=1)
         assert process.wait(5) == -9
     assert list(tmp_path.glob("sandboxes/*")) == []
     assert reap(tmp_path, boot_id="this") == Reaped()
@@ -49,12 +69,11 @@ def test_a_recycled_pid_is_spared(tmp_path: Path) -> None:
     """A process that merely has the recorded pid is not the recorded one."""
     place = make_place(tmp_path, "dead", "a")
     with subprocess.Popen(["sleep", "1000"]) as process:
-        name_process(place, process.pid)
-        record = place / "process"
-        pid, started, rest = record.read_text().split(" ", 2)
-        record.write_text(f"{pid} {int(started) - 1} {rest}")
+        name_process(place, process.pid, started(process.pid))
+        pid, begun, rest = _record(place).split(" ", 2)
+        _put_on_record(place, f"{pid} {int(begun) - 1} {rest}")
         _disown(tmp_path, "dead")
-        assert reap(tmp_path, boot_id="this") == Reaped(directories=1, processes=0)
+        assert reap(tmp_path, boot_id="this") == Reaped(sandboxes=1, processes=0)
         assert process.poll() is None
         process.kill()
 
@@ -63,12 +82,11 @@ def test_numbers_of_an_earlier_life_of_the_machine(tmp_path: Path) -> None:
     """After a restart of the machine nothing is left, and the numbers on record are other people's."""
     place = make_place(tmp_path, "dead", "a")
     with subprocess.Popen(["sleep", "1000"]) as process:
-        name_process(place, process.pid)
-        record = place / "process"
-        pid, started, _, rest = record.read_text().split(" ", 3)
-        record.write_text(f"{pid} {started} an-earlier-boot {rest}")
+        name_process(place, process.pid, started(process.pid))
+        pid, begun, _, rest = _record(place).split(" ", 3)
+        _put_on_record(place, f"{pid} {begun} an-earlier-boot {rest}")
         _disown(tmp_path, "dead")
-        assert reap(tmp_path, boot_id="this") == Reaped(directories=1, processes=0)
+        assert reap(tmp_path, boot_id="this") == Reaped(sandboxes=1, processes=0)
         assert process.poll() is None
         process.kill()
 
@@ -77,9 +95,10 @@ def test_numbers_of_an_earlier_life_of_the_machine(tmp_path: Path) -> None:
 def test_unreadable_records(tmp_path: Path, record: str) -> None:
     """A half-written record names nobody."""
     place = make_place(tmp_path, "dead", "a")
-    (place / "process").write_text(record)
+    if record:
+        _put_on_record(place, record)
     (place.parent / "owner").write_text(record)
-    assert reap(tmp_path, boot_id="this") == Reaped(directories=1, processes=0)
+    assert reap(tmp_path, boot_id="this") == Reaped(sandboxes=1, processes=0)
 
 
 def test_no_runtime_directory(tmp_path: Path) -> None:
@@ -119,7 +138,7 @@ def test_a_planted_link_is_not_followed(tmp_path: Path, planted: str) -> None:
     runtime.mkdir()
     base = runtime / "sandboxes"
     with subprocess.Popen(["sleep", "1000"]) as process:
-        name_process(foreign / "old" / "s", process.pid)
+        name_process(foreign / "old" / "s", process.pid, started(process.pid))
         if planted == "base":
             base.symlink_to(foreign)
         else:
@@ -131,10 +150,10 @@ def test_a_planted_link_is_not_followed(tmp_path: Path, planted: str) -> None:
                 (base / "old" / "owner").write_text("999999999 1")
                 (base / "old" / "s").symlink_to(foreign / "old" / "s")
         reaped = reap(runtime, boot_id="this")
-        assert (reaped.directories, reaped.processes) == (0, 0)
+        assert (reaped.sandboxes, reaped.processes) == (0, 0)
         assert process.poll() is None
         process.kill()
-    assert (foreign / "old" / "s" / "process").exists()
+    assert (foreign / "old" / "@s").is_symlink()
 
 
 @pytest.mark.parametrize(("seconds", "ended"), [(1, True), (100, False)])
@@ -149,11 +168,37 @@ def test_what_a_leader_that_is_gone_has_left(tmp_path: Path, seconds: int, ended
         begun = started(member)
         assert begun is not None
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        (place / "process").write_text(f"{leader} {begun - seconds * os.sysconf('SC_CLK_TCK')} {boot} \n")
+        _put_on_record(place, f"{leader} {begun - seconds * os.sysconf('SC_CLK_TCK')} {boot} ")
         _disown(tmp_path, "dead")
-        assert reap(tmp_path, boot_id="this") == Reaped(directories=1, processes=int(ended))
+        assert reap(tmp_path, boot_id="this") == Reaped(sandboxes=1, processes=int(ended))
         assert (started(member) is None) == ended
     finally:
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(held, signal.SIGKILL)
         os.close(held)
+
+
+def test_a_sandbox_without_files_is_found_by_its_record(tmp_path: Path) -> None:
+    """Most have no directory: a killed daemon's process is ended all the same, and the record goes with the boot."""
+    place = place_of(tmp_path, "dead", "a")
+    make_boot(place)
+    with subprocess.Popen(["sleep", "1000"]) as process:
+        name_process(place, process.pid, started(process.pid))
+        assert not place.exists()
+        _disown(tmp_path, "dead")
+        assert reap(tmp_path, boot_id="this") == Reaped(sandboxes=1, processes=1)
+        assert process.wait(5) == -9
+    assert list(tmp_path.glob("sandboxes/*")) == []
+
+
+def test_a_record_is_taken_back(tmp_path: Path) -> None:
+    """After its sandbox has ended; repeated, it changes nothing. An ended process leaves none."""
+    place = place_of(tmp_path, "boot", "a")
+    make_boot(place)
+    name_process(place, os.getpid(), None)
+    assert [path.name for path in place.parent.iterdir()] == ["owner"]
+    name_process(place, os.getpid(), started(os.getpid()))
+    assert [path.name for path in place.parent.glob("@*")] == ["@a"]
+    forget_process(place)
+    forget_process(place)
+    assert [path.name for path in place.parent.iterdir()] == ["owner"]

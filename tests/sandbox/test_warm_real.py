@@ -24,8 +24,8 @@ from tests.sandbox.support import (
     BOOT_ID,
     children,
     descendants_named,
-    directories,
     lives,
+    on_disk,
     real_apptainer,
     real_image,
 )
@@ -118,19 +118,19 @@ async def test_it_waits_under_the_boots_name(warm: WarmRuntime, runtime_dir: Pat
     assert [row.job_id for row in rows] == [""] * KEPT
     assert all(row.sandbox_id.startswith(f"{BOOT_ID}-warm-") for row in rows)
     assert all(row.rss_bytes > 1 << 20 and row.age_s > 0 and row.state == "up" for row in rows)
-    assert set(directories(runtime_dir)) == {row.sandbox_id for row in rows}
+    assert set(on_disk(runtime_dir)) == {row.sandbox_id for row in rows}
 
 
 async def test_a_lent_one_is_gone_when_its_job_is(warm: WarmRuntime, runtime_dir: Path) -> None:
     """Every process and the directory of it, at the moment the job's block has been left; the other one lives on."""
-    before = directories(runtime_dir)
+    before = on_disk(runtime_dir)
     async with open_sandbox(warm, sandbox_id="job-1") as sandbox:
         assert {row.sandbox_id for row in warm.list()} >= {"job-1"}
         await sandbox.bash("sleep 1000 & setsid sleep 1000 & sleep 0.2")
         sleepers = descendants_named(os.getpid(), "sleep")
         assert len(sleepers) == 2
     assert not any(lives(pid) for pid in sleepers)
-    left = set(before) & set(directories(runtime_dir))
+    left = set(before) & set(on_disk(runtime_dir))
     assert len(left) == KEPT - 1
 
 
@@ -209,4 +209,4 @@ async def test_random_cancels_leave_nothing(runtime: Runtime, runtime_dir: Path)
         nursery.cancel_scope.cancel()
     seen = warm.admission.statistics()
     assert (seen.peak, seen.starting, seen.waiting) == (3, 0, 0)
-    assert directories(runtime_dir) == []
+    assert on_disk(runtime_dir) == []
