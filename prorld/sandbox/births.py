@@ -21,6 +21,7 @@ import termios
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -34,6 +35,7 @@ __all__ = [
     "DATA_FD",
     "BadRequestError",
     "Birth",
+    "Contents",
     "Wish",
     "begin_inside",
     "begin_outside",
@@ -44,8 +46,11 @@ __all__ = [
 CONTROL_FD = 9  # the child's end of its control socket
 DATA_FD = 10  # the first of the descriptors that hold ``data``
 MAX_DATA = 16
+# Contents that are remembered: those of all sandboxes are few. More than one child can have.
+CONTENTS_MAX = 64
 BIRTH_SECONDS = 2.0
 _SO_PASSRIGHTS = 83
+_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 _REPORT_BYTES_MAX = 1 << 12
 
 _BORN = re.compile(rb"^pid (\d+)\n", re.MULTILINE)
@@ -137,13 +142,33 @@ class Birth:
             self._held.append(os.pidfd_open(pid))
 
 
-def begin_outside(wish: Wish, libc: Libc) -> Birth:
+class Contents:
+    """What children find on descriptors: each content once, in memory that can't be written to any more."""
+
+    def __init__(self) -> None:
+        self._held: dict[bytes, int] = {}
+
+    def hold(self, content: bytes) -> int:
+        """A descriptor of the content, for a child to open once more: a place in it would be everybody's."""
+        held = self._held.pop(content, None)
+        if held is None:
+            held = _memory_file(content)
+            if len(self._held) >= CONTENTS_MAX:
+                os.close(self._held.pop(next(iter(self._held))))
+        self._held[content] = held
+        return held
+
+
+def begin_outside(wish: Wish, libc: Libc, contents: Contents) -> Birth:
     """Begin a child beside the warden, under its limits and its filter where it has any.
 
     ``data`` are contents that it finds on descriptors.
     """
+    held = [contents.hold(content) for content in wish.data]
 
     def become(_: int) -> NoReturn:
+        for number, descriptor in enumerate(held, DATA_FD):
+            _open_again(descriptor, number)
         be_the_first_to_go()
         _join(wish.cgroup)
         restore_signals()
@@ -154,10 +179,7 @@ def begin_outside(wish: Wish, libc: Libc) -> Birth:
             libc.give_up_privileges(wish.filter)
         _execute(wish)
 
-    with contextlib.ExitStack() as stack:
-        for number, content in enumerate(wish.data, DATA_FD):
-            _put(_memory_file(content), number, stack)
-        return _begin(wish, become, list(range(DATA_FD, DATA_FD + len(wish.data))))
+    return _begin(wish, become, held)
 
 
 def begin_inside(wish: Wish, first: int, libc: Libc) -> Birth:
@@ -277,14 +299,14 @@ def decode_wish(message: dict[str, Any]) -> Wish:
             argv=[str(word) for word in message["argv"]],
             env={str(name): str(value) for name, value in message["env"].items()},
             cwd=str(message["cwd"]),
-            data=[base64.b64decode(text, validate=True) for text in message["data"]],
+            data=[_decode(text) for text in message["data"]],
             helpers=bool(message["helpers"]),
             marker=str(message["marker"]),
             enter=None if message["enter"] is None else int(message["enter"]),
             share_network=bool(message["share_network"]),
             furnish=_decode_furniture(message["furnish"]),
             limits={str(name): int(value) for name, value in message["limits"].items()},
-            filter=base64.b64decode(message["filter"], validate=True),
+            filter=_decode(message["filter"]),
             apart=bool(message["apart"]),
             cgroup=str(message["cgroup"]),
         )
@@ -293,6 +315,11 @@ def decode_wish(message: dict[str, Any]) -> Wish:
     if not wish.argv or len(wish.data) > MAX_DATA or not wish.limits.keys() <= LIMITS.keys():
         raise BadRequestError("request out of bounds")
     return wish
+
+
+@lru_cache(CONTENTS_MAX)
+def _decode(text: str) -> bytes:
+    return base64.b64decode(text, validate=True)
 
 
 def _decode_furniture(message: dict[str, Any]) -> Furniture:
@@ -320,16 +347,35 @@ def _put(descriptor: int, number: int, stack: contextlib.ExitStack) -> None:
 
 
 def _memory_file(content: bytes) -> int:
-    """``content``, ready to be read from its start."""
-    held = os.memfd_create("data")
-    os.write(held, content)
-    os.lseek(held, 0, os.SEEK_SET)
+    held = os.memfd_create("data", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.write(held, content)
+        fcntl.fcntl(held, fcntl.F_ADD_SEALS, _SEALS)
+    except BaseException:
+        os.close(held)
+        raise
     return held
+
+
+def _open_again(descriptor: int, number: int) -> None:
+    """Open what a descriptor stands for once more, from its start, for reading, as ``number``."""
+    opened = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY)
+    if opened == number:
+        os.set_inheritable(number, True)
+    else:
+        os.dup2(opened, number, inheritable=True)
+        os.close(opened)
 
 
 def _reserve(number: int) -> None:
     """Put /dev/null on ``number``, so that nothing else ever lands there."""
+    os.dup2(_null(), number, inheritable=False)
+
+
+@cache
+def _null() -> int:
     null = os.open(os.devnull, os.O_RDWR)
-    if null != number:
-        os.dup2(null, number, inheritable=False)
+    try:
+        return fcntl.fcntl(null, fcntl.F_DUPFD_CLOEXEC, DATA_FD + MAX_DATA)
+    finally:
         os.close(null)

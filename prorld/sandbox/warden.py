@@ -43,6 +43,7 @@ from prorld.sandbox.births import (
     BIRTH_SECONDS,
     BadRequestError,
     Birth,
+    Contents,
     Wish,
     begin_inside,
     begin_outside,
@@ -81,6 +82,7 @@ class Warden:
     def __init__(self, control: socket.socket) -> None:
         self._control = control
         self._libc = Libc()
+        self._contents = Contents()
         self._selector = selectors.DefaultSelector()
         self._births: dict[int, Birth] = {}  # by the descriptor of their report
         self._children: dict[int, _Child] = {}
@@ -154,7 +156,7 @@ class Warden:
 
     def _begin(self, wish: Wish) -> None:
         if wish.enter is None:
-            birth = begin_outside(wish, self._libc)
+            birth = begin_outside(wish, self._libc, self._contents)
         else:
             home = self._children.get(wish.enter)
             if home is None or home.first is None:

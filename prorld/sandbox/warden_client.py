@@ -12,7 +12,7 @@ import os
 import socket
 import sys
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -35,6 +35,8 @@ END_SECONDS = 5.0
 GRACE_SECONDS = 1.5
 RESTARTS_MAX = 5  # in RESTARTS_SECONDS; a warden that keeps dying is a broken host
 RESTARTS_SECONDS = 300.0
+# Contents and filters: nearly all sandboxes have the same few.
+ENCODED_MAX = 32
 
 # -I: nothing of the caller's environment or directory decides what a process that may start as root imports.
 _BOOT = (
@@ -84,14 +86,14 @@ class Warden:
                 "argv": list(argv),
                 "env": dict(env),
                 "cwd": cwd,
-                "data": [base64.b64encode(content).decode() for content in data],
+                "data": [_encode(content) for content in data],
                 "helpers": helpers,
                 "marker": marker,
                 "enter": None if enter is None else enter.number,
                 "share_network": share_network,
                 "furnish": dict(furnish or {}),
                 "limits": dict(limits or {}),
-                "filter": base64.b64encode(seccomp).decode(),
+                "filter": _encode(seccomp),
                 "apart": apart,
                 "cgroup": "" if cgroup is None else str(cgroup),
             }
@@ -184,6 +186,11 @@ async def _end(process: trio.Process, sock: trio.socket.SocketType, link: Link) 
         process.kill()
     await process.wait()
     await link.bury()
+
+
+@lru_cache(ENCODED_MAX)
+def _encode(content: bytes) -> str:
+    return base64.b64encode(content).decode()
 
 
 def _user(wanted: tuple[int, int] | None) -> tuple[int, int]:

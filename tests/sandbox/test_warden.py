@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import trio
 
+from prorld.sandbox.births import CONTENTS_MAX
 from prorld.sandbox.bubblewrap import Bubblewrap
 from prorld.sandbox.contract import Sandbox, SandboxSpec
 from prorld.sandbox.host import find_bubblewrap
@@ -90,6 +91,19 @@ async def test_data_on_descriptors(warden: Warden) -> None:
     assert {int(word) for word in said[2:].split()} <= {0, 1, 2, 3, 9, 10, 11}
     await child.wait()
     child.close()
+
+
+async def test_each_child_reads_its_data_from_the_start(warden: Warden) -> None:
+    """Contents are remembered: neither what another child has read of them nor what it tries to write is seen."""
+    script = "read -N 2 said <&10; (echo x > /proc/self/fd/10) 2>/dev/null && said=written; echo $said >&9"
+    said = []
+    for number in (*range(CONTENTS_MAX + 2), 0, CONTENTS_MAX):
+        content = b"%02d and more" % number
+        child = await warden.spawn(["/bin/bash", "-c", script], env={}, data=[content, b"same"])
+        said.append(await child.control.recv(100))
+        await child.wait()
+        child.close()
+    assert said == [b"%02d\n" % number for number in (*range(CONTENTS_MAX + 2), 0, CONTENTS_MAX)]
 
 
 @pytest.mark.parametrize(
