@@ -27,6 +27,7 @@ __all__ = ["ChatTemplate"]
 SOURCE_CHARS_MAX = 512 * 1024
 STEPS_MAX = 400_000
 # An item of a list costs as much as so much text.
+_NUMBER = (int, float)
 _ITEM_CHARS = 32
 # The name can't be written in a template, so a template can't replace its own meter.
 _METER = "the meter"
@@ -147,13 +148,14 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         return result
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        if operator in ("*", "**", "%") and not _is_number(left, right):
+        numbers = isinstance(left, _NUMBER) and isinstance(right, _NUMBER)
+        if operator in ("*", "**", "%") and not numbers:
             raise SecurityError(f"{operator} is for numbers only")
         if operator == "**" and (abs(left) > 1e6 or abs(right) > 64):
             raise SecurityError("a power too large")
         if operator == "*" and max(abs(left), abs(right)) > 1e100:
             raise SecurityError("a product too large")
-        if operator == "+" and not _is_number(left, right):
+        if operator == "+" and not numbers:
             meter: _Meter = context[_METER]
             meter.step(_weight(left) + _weight(right))
         return super().call_binop(context, operator, left, right)
@@ -243,7 +245,3 @@ def _weight(value: object) -> int:
     if isinstance(value, str):
         return len(value)
     return _ITEM_CHARS * len(value) if isinstance(value, list | tuple) else 0
-
-
-def _is_number(*values: object) -> bool:
-    return all(isinstance(value, int | float) for value in values)
