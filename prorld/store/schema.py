@@ -150,6 +150,9 @@ def prepare(db: sqlite3.Connection, *, writes: bool) -> None:
             " on a local disk"
         )
     db.execute("PRAGMA synchronous = FULL")
+    # What would undo a part of a transaction is as large as that part: no file is made for it elsewhere, whose disk
+    # could be full, and which costs more than the rest of the transaction.
+    db.execute("PRAGMA temp_store = MEMORY")
 
 
 def check(db: sqlite3.Connection, name: str) -> None:

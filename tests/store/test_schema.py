@@ -105,3 +105,27 @@ def test_a_process_that_dies_within_a_step_leaves_nothing(tmp_path: Path) -> Non
     died = subprocess.run([sys.executable, "-c", script, str(path)], check=False, timeout=60)
     assert died.returncode == -9
     assert tables(path) == before
+
+
+def test_no_file_is_made_elsewhere(tmp_path: Path) -> None:
+    """What would take a part of a transaction back stays in memory, however large: other disks may be full."""
+    with closing(sqlite3.connect(tmp_path / "journal.sqlite", isolation_level=None)) as db:
+        schema.prepare(db, writes=True)
+        db.execute("CREATE TABLE t (number INTEGER PRIMARY KEY, body BLOB)")
+        rows = [(number, bytes(2000)) for number in range(1000)]
+        db.executemany("INSERT INTO t VALUES (?, ?)", rows)
+        before = _open_files()
+        db.execute("BEGIN")
+        db.execute("UPDATE t SET body = zeroblob(1999)")
+        db.execute("SAVEPOINT part")
+        db.execute("UPDATE t SET body = zeroblob(1998)")
+        assert _open_files() <= before
+        db.execute("ROLLBACK TO part")
+        db.execute("COMMIT")
+        assert db.execute("SELECT DISTINCT length(body) FROM t").fetchall() == [(1999,)]
+
+
+def _open_files() -> set[str]:
+    """Without the directory that this look itself opens."""
+    found = {str(path.resolve()) for path in Path("/proc/self/fd").iterdir()}
+    return {name for name in found if not name.startswith("/proc/")}
