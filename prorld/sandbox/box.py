@@ -150,18 +150,17 @@ class Box:
             def exact() -> Callable[[], int]:
                 return partial(held_bytes, roots(), build.scratch)
 
-            if build.helpers:
-                served = partial(over_served_memory, lane, roots, build.scratch, limits.memory_bytes)
-                nursery.start_soon(until, served)
-            else:
-                nursery.start_soon(until, partial(over_memory, lane, rounds, look, exact, limits.memory_bytes))
-                nursery.start_soon(rounds.go, name="rounds of all sandboxes")
             if build.on_disk:
                 # Of a file that a helper serves, it is the helper that has it open.
                 disk = partial(over_disk, lane, lambda: [*roots(), holder.pid], build.on_disk, build.scratch)
                 nursery.start_soon(until, partial(disk, limits.disk_bytes))
             if build.helpers and holder.first is not None:
                 nursery.start_soon(until, partial(without_helper, holder.pid, holder.first))
+            if build.helpers:
+                await until(partial(over_served_memory, lane, roots, build.scratch, limits.memory_bytes))
+            else:
+                nursery.start_soon(rounds.go, name="rounds of all sandboxes")
+                await until(partial(over_memory, lane, rounds, look, exact, limits.memory_bytes))
         self.leave()
         await holder.end()
 

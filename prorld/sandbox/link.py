@@ -70,6 +70,7 @@ class Child:
         self._master = master
         self._exited = trio.Event()
         self._closed = False
+        self._silenced = False
 
     @property
     def number(self) -> int:
@@ -143,10 +144,22 @@ class Child:
         finally:
             self.close()
 
+    def silence_at_end(self) -> None:
+        """End the reading of its socket when it ends: what it has left in the background may hold that open."""
+        self._silenced = True
+        if not self.running:
+            self._silence()
+
     def ended(self, exit_code: int | None) -> None:
         """Note its end; called by the link alone."""
         self.exit_code = exit_code
         self._exited.set()
+        if self._silenced:
+            self._silence()
+
+    def _silence(self) -> None:
+        with suppress(OSError, trio.ClosedResourceError):
+            self.control.shutdown(socket.SHUT_RD)  # what has arrived can still be read
 
 
 class _Request:
@@ -185,8 +198,7 @@ class Link:
             raise SandboxError("the warden is gone")
         self._numbers += 1
         number, request = self._numbers, _Request()
-        # The standard library's: names of files that are no Unicode pass through it.
-        packet = json.dumps({"op": "spawn", "id": number, **wish}).encode()
+        packet = _packed({"op": "spawn", "id": number, **wish})
         if len(packet) > MAX_MESSAGE:
             raise SandboxError(f"a request of {len(packet)} bytes is too large for the warden", retryable=False)
         with ExitStack() as stack:
@@ -297,6 +309,14 @@ class Link:
         child = Child(self, event.id, event.pid, descriptors[0], socket.socket(fileno=descriptors[1]), begun=begun)
         self._children[event.id] = child
         return child
+
+
+def _packed(message: dict[str, object]) -> bytes:
+    try:
+        return msgspec.json.encode(message)
+    except UnicodeEncodeError:
+        # Names of files that are no Unicode pass through the standard library's.
+        return json.dumps(message).encode()
 
 
 async def receive(sock: trio.socket.SocketType) -> tuple[Event | None, list[int]]:

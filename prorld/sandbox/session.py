@@ -14,7 +14,6 @@ from __future__ import annotations
 import os
 import secrets
 import signal
-import socket
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Protocol
@@ -215,7 +214,7 @@ class Session:
         self._child = child
         with self._no_half_measures():
             self._nursery.start_soon(keep_empty, child.tty, name=f"tty of {self._name}")
-            self._nursery.start_soon(_hear_end, child, name=f"end of {self._name}")
+            child.silence_at_end()
             nonce = _nonce()
             collector = Collector(nonce, 1 << 12)
             try:
@@ -279,13 +278,6 @@ async def _read(child: Child, collector: Collector) -> EndOfCommand:
             return end
         if collector.bytes_seen > _FLOOD_BYTES:
             await trio.sleep(_FLOOD_PAUSE_SECONDS)
-
-
-async def _hear_end(child: Child) -> None:
-    """End the reading when the program has ended: what it has left in the background may hold the socket open."""
-    await child.wait()
-    with suppress(OSError, trio.ClosedResourceError):
-        child.control.shutdown(socket.SHUT_RD)  # what has arrived can still be read
 
 
 async def keep_empty(tty: trio.lowlevel.FdStream) -> None:
