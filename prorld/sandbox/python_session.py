@@ -105,4 +105,10 @@ class JupyterDialect(_GuestDialect):
 
 def dialect_of(spec: SandboxSpec) -> _GuestDialect:
     """What runs Python cells in a sandbox, as its spec says."""
-    return JupyterDialect(spec.jupyter_kernel) if spec.kernel == "jupyter" else PythonDialect(spec.kernel)
+    return JupyterDialect(spec.jupyter_kernel) if spec.kernel == "jupyter" else _python(spec.kernel)
+
+
+@cache
+def _python(kernel: str) -> PythonDialect:
+    """Nothing in it changes, and there are few kinds."""
+    return PythonDialect(kernel)
