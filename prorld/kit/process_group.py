@@ -88,10 +88,12 @@ class ProcessGroup:
     async def end(self, term_seconds: float, *, keep_output: bool = False) -> None:
         """Climb the kill ladder, then close everything. To be called shielded, with a deadline.
 
+        The lifeline holds until SIGTERM has had its time: what it is tied to would end without a word.
+
         ``keep_output`` leaves the output pipes unread and open. Otherwise they are emptied meanwhile, so that a process
         which says something on its way out does not block on it.
         """
-        self._close(self._lifeline, self.stdin)
+        self._close(self.stdin)
         try:
             async with trio.open_nursery() as nursery:
                 for stream in () if keep_output else (self.stdout, self.stderr):
@@ -100,6 +102,7 @@ class ProcessGroup:
                 await self._kill(term_seconds)
                 nursery.cancel_scope.cancel("the group has gone")
         finally:
+            self._close(self._lifeline)
             if not keep_output:
                 self._close(self.stdout, self.stderr)
             self._close_pidfd()

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import trio
 
+from prorld.inference import lifeline_exec
 from prorld.kit import process as process_module
 from prorld.kit.process import Child, child, run_group
 
@@ -319,3 +320,16 @@ async def test_the_lifeline_tells_a_child_that_its_parent_was_killed():
             assert await parent.wait() == -signal.SIGKILL
         await until(lambda: not lives(grandchild))
         parent.stdout.close()
+
+
+async def test_a_child_that_is_tied_to_its_lifeline_has_its_time_to_end():
+    """It hears SIGTERM and ends in its own way; only the end of its parent ends it at once."""
+    said = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(7)); print(1, flush=True)"
+    argv = [sys.executable, "-P", lifeline_exec.__file__, sys.executable, "-c", f"{said}; time.sleep(1000)"]
+    async with trio.open_nursery() as nursery:
+        start = partial(child, argv, env=ENV, stdout="pipe", lifeline=True, term_seconds=20.0)
+        handle: Child = await nursery.start(start)
+        with trio.fail_after(20):
+            assert await handle.stdout.receive_some() == b"1\n"
+        nursery.cancel_scope.cancel()
+    assert handle.exit_code == 7
