@@ -150,9 +150,12 @@ class StopFlag:
 
     def __init__(self) -> None:
         self._told = False
+        # Whether anybody has asked yet: a run that has not begun does not, and has nothing to finish.
+        self.is_asked = False
 
     def __call__(self) -> bool:
         """Whether to stop."""
+        self.is_asked = True
         return self._told
 
     def tell(self) -> None:
