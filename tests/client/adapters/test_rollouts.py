@@ -189,7 +189,7 @@ def test_an_engine_that_is_added_while_a_trainer_waits_is_taken_out(
 ) -> None:
     """It has none of the trainer's weights, and would go on under their version until the next step."""
     monkeypatch.setattr("prorld.client.adapters.rollouts.LOOK_S", 0.2)
-    slow = msgspec.structs.replace(RIGHT_OR_WRONG, latency=Latency(fixed_s=2.0))
+    slow = msgspec.structs.replace(RIGHT_OR_WRONG, latency=Latency(fixed_s=3.0))
     with scripted_engine(tmp_path, slow) as engine, daemon(tmp_path, engine, talkative=True) as here:
         own = rollouts(here, run="added", rollouts_s=120.0)
         own.engines = [SetBackend(url=engine, kind="vllm")]
@@ -203,7 +203,6 @@ def test_an_engine_that_is_added_while_a_trainer_waits_is_taken_out(
             until(lambda: bool(client.batches().items), 60, "the batch is there")
             client.add_backend(AddBackend(url=second, kind="vllm"))
             until(lambda: [one.url for one in client.backends().items] == [engine], 60, "the other one is gone")
-            assert not found
             waiting.join(120)
             # A trainer without engines of its own takes what there is.
             client.add_backend(AddBackend(url=second, kind="vllm"))
