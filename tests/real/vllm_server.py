@@ -74,6 +74,7 @@ def vllm_server(
             url = f"http://127.0.0.1:{port}"
             _wait_ready(process, url, log)
             ready_s = time.monotonic() - began
+            assert any(Path(sockets).iterdir()), "vLLM has its sockets elsewhere: is the variable another one now?"
             yield VllmServer(url=url, model=model, scale_out=scale_out, pid=process.pid, ready_s=ready_s)
 
 
