@@ -156,7 +156,7 @@ async def _serve(
     # First of all: what can't be written down must not be accepted, and what was must be found.
     stored = await start_store(loaded, core, metrics, clock)
     lane = Lane("tokenizers", TOKENIZER_THREADS)
-    sampling = await start_sampling(loaded, core, lane, metrics, clock)
+    sampling = await start_sampling(loaded, core, lane, metrics, clock, boot_id)
     sandboxes = await start_sandboxes(loaded, core, lane, metrics, boot_id, registry.sources())
     world = World(
         gates=_gates(config), runtime=sandboxes.runtime, expect=sandboxes.runtime.expect,

@@ -124,13 +124,13 @@ class Sampling:
 
 
 async def start_sampling(
-    loaded: Loaded, core: trio.Nursery, lane: Lane, metrics: Metrics, clock: SystemClock
+    loaded: Loaded, core: trio.Nursery, lane: Lane, metrics: Metrics, clock: SystemClock, boot_id: str
 ) -> Sampling:
     """Start the pool, and what changes policies; no engine is asked yet."""
     config = loaded.config
     keys = read_engine_keys(config.engine_keys, os.environ)
     policies = Policies(_policy_sources(config), lane)
-    pool = BackendPool(backend_factories(keys=keys), metrics, rules=_engine_rules(config))
+    pool = BackendPool(backend_factories(keys=keys), metrics, rules=_engine_rules(config), boot_id=boot_id)
     kept = PolicyFile(loaded.state_dir)
     book = PolicyBook(pool, policies, kept, metrics, clock.wall, states=kept.load(), load_s=config.timeouts.load_s)
     control = PolicyControl(book)

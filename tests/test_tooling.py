@@ -6,7 +6,9 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tomllib
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -258,6 +260,35 @@ def test_an_environment_that_is_current_is_left_alone(tmp_path: Path):
     (clone / "plugins/some/pyproject.toml").write_text("[project]\n")
     assert make_env(clone, "demo")
     assert make_env(clone, "dev")
+
+
+EXTRAS = sorted(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
+# What nothing of prorld uses by itself.
+EXTRAS_OF_NO_USE = {"otel"}
+
+
+@pytest.mark.parametrize("name", EXTRAS)
+def test_an_extra_says_what_was_installed_and_what_for(name: str, tmp_path: Path):
+    """In one line, of packages that are here by their versions; nothing is said where it could not be installed."""
+    for folder in ("scripts", "requirements", ".venv/bin"):
+        (tmp_path / folder).mkdir(parents=True)
+    for file in ("scripts/extra", "scripts/uv-settings", "requirements/trainers.txt", "pyproject.toml"):
+        shutil.copy(ROOT / file, tmp_path / file)
+    for place, script in ((".venv/bin/python", f'exec "{sys.executable}" "$@"'), ("uv", '[ -z "${FAILS-}" ]')):
+        (tmp_path / place).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / place).chmod(0o755)
+    env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "PRORLD_UV": str(tmp_path / "uv"), "UV_INDEX": "mine"}
+    command = [str(tmp_path / "scripts/extra"), name]
+    said = subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout
+    assert said.count("\n") == 1
+    assert said.startswith("installed ")
+    assert ("; now " in said) == (name not in EXTRAS_OF_NO_USE)
+    for page in re.findall(r"docs/[\w.]+", said):
+        assert (ROOT / page).is_file()
+    if name == "dev":
+        assert f"flake8 {version('flake8')}, " in said
+    failed = subprocess.run(command, env={**env, "FAILS": "1"}, capture_output=True, text=True, check=False)
+    assert (failed.returncode, failed.stdout) == (1, "")
 
 
 def clone_with_vllm_script(home: Path, uv: str) -> Path:

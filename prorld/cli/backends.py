@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = epilog(
         ("prorld backends", "what each has to do, and how it is"),
         ("prorld backends add vllm=http://gpu1:8000", "probe it and take it in"),
-        ("prorld backends drain b-1", "no new jobs on it"),
+        ("prorld backends drain b-0f3c9a1e-1", "no new jobs on it"),
         ("prorld backends set vllm=http://gpu3:8000 --removed migrate", "this one instead of all others"),
     )
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True, title="actions (list, if none)")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
@@ -15,6 +16,8 @@ from prorld.cli.output import clean, count, note
 from prorld.export.names import FORMATS
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from prorld.cli.export_out import Kind, Sink
     from prorld.store.archive import Archive, Wanted
 
@@ -31,7 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Writes the trajectories that a state directory keeps, oldest first: a document a line, Parquet with a row\n"
         "for each branch, or the rows that a trainer reads, one a line. It reads the journal itself, so no daemon is\n"
         "needed, and one that runs is not disturbed. FILE appears when it is whole. Exit 1 when a job that was named\n"
-        "is not there, something kept is damaged, or the format has no place for a job."
+        "is not there, something kept is damaged, or the format has no place for a job; where that leaves nothing,\n"
+        "FILE is not written."
     )
     parser.epilog = epilog(
         ("prorld export > all.jsonl", "everything that is kept"),
@@ -61,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Export."""
-    from prorld.cli.export_out import open_sink
+    from prorld.cli.export_out import Withheld, open_sink
     from prorld.client.find import state_dir
     from prorld.store.archive import Archive
     from prorld.store.journal import JOURNAL_FILE
@@ -75,17 +79,33 @@ def run(args: argparse.Namespace) -> int:
     if kind in FORMATS and args.no_trajectories:
         raise UsageError(f"--format {kind} is made of trajectories; leave --no-trajectories out")
     archive = Archive(path)
+    done = Done()
+    missing: dict[str, str] = {}
     try:
-        with open_sink(kind, args.output, trajectories=not args.no_trajectories) as sink:
-            done = _copy(archive, _wanted(args), sink, args)
-        missing = archive.missing(args.job)
+        with suppress(Withheld), open_sink(kind, args.output, trajectories=not args.no_trajectories) as sink:
+            _copy(archive, _wanted(args), sink, args, done)
+            missing |= archive.missing(args.job)
+            if not done.written and (missing or done.damaged or done.refused):
+                raise Withheld
     finally:
         archive.close()
-    if not (done.written or done.refused or missing):
-        left = "" if args.output == "-" else f"; {clean(args.output)} is empty"
-        note(f"no ended job is like that{left}")
-    elif args.output != "-" or done.empty:
-        note(_what(done) + ("" if args.output == "-" else f" in {clean(args.output)}"))
+    _tell(done, missing, args.output)
+    return Exit.FAILED if missing or done.damaged or done.refused else Exit.OK
+
+
+_WHY = {"unknown": "unknown here", "live": "it has not ended", "forgotten": "it is forgotten"}
+
+
+def _tell(done: Done, missing: Mapping[str, str], output: str) -> None:
+    """How much there is, and what is not there."""
+    where = clean(output)
+    if not done.written and (missing or done.damaged or done.refused):
+        if output != "-":
+            note(f"nothing was exported, and {where} was not written")
+    elif not done.written:
+        note("no ended job is like that" + ("" if output == "-" else f"; {where} is empty"))
+    elif output != "-" or done.empty:
+        note(_what(done) + ("" if output == "-" else f" in {where}"))
     for job_id, why in list(missing.items())[:NAMED_MAX]:
         note(f"job {clean(job_id)} is not among the ended ones: {_WHY[why]}")
     if len(missing) > NAMED_MAX:
@@ -94,10 +114,6 @@ def run(args: argparse.Namespace) -> int:
         note(f"{count(done.damaged, 'job')} could not be read whole and {_are(done.damaged)} left out")
     if done.refused:
         note(f"{count(done.refused, 'job')} can't be said in this format and {_are(done.refused)} left out")
-    return Exit.FAILED if missing or done.damaged or done.refused else Exit.OK
-
-
-_WHY = {"unknown": "unknown here", "live": "it has not ended", "forgotten": "it is forgotten"}
 
 
 def _wanted(args: argparse.Namespace) -> Wanted:
@@ -137,12 +153,11 @@ def _are(n: int) -> str:
     return "is" if n == 1 else "are"
 
 
-def _copy(archive: Archive, wanted: Wanted, sink: Sink, args: argparse.Namespace) -> Done:
+def _copy(archive: Archive, wanted: Wanted, sink: Sink, args: argparse.Namespace, done: Done) -> None:
     from prorld.cli.export_out import Progress, Rows
     from prorld.export.reading import NotExportable
 
     progress = Progress(sys.stderr, on=sys.stderr.isatty() and not (args.output == "-" and sys.stdout.isatty()))
-    done = Done()
     try:
         for found in archive.found(wanted, trajectories=not args.no_trajectories):
             if found.damage:
@@ -164,7 +179,6 @@ def _copy(archive: Archive, wanted: Wanted, sink: Sink, args: argparse.Namespace
         progress.clear()
     if isinstance(sink, Rows):
         done.rows, done.empty = sink.rows, sink.empty
-    return done
 
 
 def instant(text: str) -> str:

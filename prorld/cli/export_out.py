@@ -19,11 +19,15 @@ from prorld.export.formats import export
 from prorld.export.names import FORMATS, Format
 from prorld.store.archive import Found
 
-__all__ = ["Kind", "Progress", "Rows", "Sink", "open_sink"]
+__all__ = ["Kind", "Progress", "Rows", "Sink", "Withheld", "open_sink"]
 
 Kind = Literal["jsonl", "parquet"] | Format
 
 SHOW_EVERY_S = 0.2
+
+
+class Withheld(Exception):
+    """Raised in the block of a sink: there is nothing that a file should appear for."""
 
 
 class Sink(Protocol):

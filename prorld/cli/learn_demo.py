@@ -24,7 +24,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "weights) to solve sums of two and three terms with a calculator: 8 questions of 8 rollouts a step, the new\n"
         "weights loaded after each. Questions that are held out are asked before and after. The curve is drawn in the\n"
         "terminal and in OUT/curve.png, each step is a line of OUT/metrics.jsonl. Two cores and 8 GB are enough.\n"
-        "It may be killed or ended with Ctrl-C; the same command goes on where it was."
+        "It may be killed or ended with Ctrl-C: until training has begun at once, then with a checkpoint. The same\n"
+        "command goes on where it was."
     )
     parser.epilog = epilog(
         ("prorld learn-demo", "with the embedded engine"),

@@ -144,7 +144,7 @@ def _vllm_python(named: str | None) -> str:
 
 
 async def learn(plan: Plan, *, as_json: bool) -> EndRecord | None:
-    """The whole demo; ``None`` where it was ended before the run began. What was started is gone when it returns."""
+    """The whole demo; ``None`` where it was told to end at once. What was started is gone when it returns."""
     has_model = _prepare(plan)
     stop = StopFlag()
     ends: list[EndRecord] = []
@@ -166,7 +166,7 @@ async def _learn(plan: Plan, stop: StopFlag, ends: list[EndRecord], *, has_model
             note(f"starting vLLM, which takes a minute (its log: {plan.out / 'engine.log'})")
             await nursery.start(_process, _vllm_argv(plan, state), plan.out / "engine.log", "vLLM")
         train_it = partial(_train, plan, stop, state, as_json=as_json)
-        # A second Ctrl-C leaves the thread behind, which ends with this process.
+        # A Ctrl-C before training, or a second one, leaves the thread behind, which ends with this process.
         ends.append(await trio.to_thread.run_sync(train_it, abandon_on_cancel=True))
         nursery.cancel_scope.cancel("the run is over")
 
@@ -200,12 +200,16 @@ def _make_model(plan: Plan) -> None:
 async def _until_told(
     stop: StopFlag, scope: trio.CancelScope, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
 ) -> None:
+    """Until training has begun there is nothing to finish, and the first signal ends all; then the second one does."""
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         task_status.started()
         await anext(signals)
-        stop.tell()
-        note(f"\n{ENDING}")
-        await anext(signals)
+        if stop.is_asked:
+            stop.tell()
+            note(f"\n{ENDING}")
+            await anext(signals)
+        else:
+            note("\nending what was started")
         scope.cancel("told to end at once")
 
 
@@ -253,7 +257,7 @@ async def _listening(state: Path) -> None:
     with trio.move_on_after(START_S):
         while True:
             with suppress(ClientError):
-                if await trio.to_thread.run_sync(_answers, state):
+                if await trio.to_thread.run_sync(_answers, state, abandon_on_cancel=True):
                     return
             await trio.sleep(POLL_S)
     raise DemoEnded(f"the daemon did not answer within {START_S:g} s; see {shlex.quote(str(state.parent))}/daemon.log")

@@ -59,15 +59,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Train until the end, or until told to stop."""
     from prorld.client.find import state_dir
-    from prorld.train.run_config import read_settings
 
     must_have_torch()
-    settings = read_settings(args.config, chosen(args))
+    settings = _settings(args)
     must_open(settings.model)
     use_threads(settings)
     with client_of(args, patience_s=PATIENCE_S) as client, StopFlag() as should_stop:
         end = train(settings, client, should_stop, state_dir=str(state_dir(args.state_dir)), as_json=args.json)
     return exit_of_end(end)
+
+
+def _settings(args: argparse.Namespace) -> RunSettings:
+    """Where there is no file, all that is wrong with them was typed, or left out."""
+    from prorld.errors import ConfigError
+    from prorld.train.run_config import read_settings
+
+    try:
+        return read_settings(args.config, chosen(args))
+    except ConfigError as exc:
+        if args.config is None:
+            raise UsageError(exc.message) from exc
+        raise
 
 
 def exit_of_end(end: EndRecord) -> Exit:
@@ -138,9 +150,12 @@ class StopFlag:
 
     def __init__(self) -> None:
         self._told = False
+        # Whether anybody has asked yet: a run that has not begun does not, and has nothing to finish.
+        self.is_asked = False
 
     def __call__(self) -> bool:
         """Whether to stop."""
+        self.is_asked = True
         return self._told
 
     def tell(self) -> None:

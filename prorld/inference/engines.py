@@ -39,8 +39,10 @@ def same_address(url: str) -> str:
 class Engines:
     """The set of each policy, and what is leaving it."""
 
-    def __init__(self, rules: EngineRules) -> None:
+    def __init__(self, rules: EngineRules, boot_id: str = "") -> None:
+        """``boot_id`` is part of the ids, so that an id of an earlier life never means an engine of this one."""
         self.rules = rules
+        self._prefix = f"b-{boot_id}-" if boot_id else "b-"
         # Looks at every engine that comes or comes back; without one, all are taken as they are.
         self.keeper: VersionKeeper | None = None
         self.homes = GroupHomes()
@@ -110,7 +112,9 @@ class Engines:
             self.renew(known, request)
             self.refresh(known, backend, found)
             return known
-        row = BackendRow(backend_id=f"b-{next(self._ids)}", weight=request.weight, max_inflight=request.max_inflight)
+        row = BackendRow(
+            backend_id=f"{self._prefix}{next(self._ids)}", weight=request.weight, max_inflight=request.max_inflight
+        )
         entry = PoolEntry(row, request, backend, found, self.rules)
         self._entries[entry.backend_id] = entry
         self._judge(entry)

@@ -42,14 +42,19 @@ BackendFactory = Callable[[AddBackend], Backend]
 
 
 class BackendPool:
-    """The engines of all policies. ``factories`` maps a kind to what makes its client."""
+    """The engines of all policies. ``factories`` maps a kind to what makes its client; ids tell the boot."""
 
     def __init__(
-        self, factories: Mapping[str, BackendFactory], metrics: Metrics, *, rules: EngineRules | None = None
+        self,
+        factories: Mapping[str, BackendFactory],
+        metrics: Metrics,
+        *,
+        rules: EngineRules | None = None,
+        boot_id: str = "",
     ) -> None:
         self._factories = dict(factories)
         self._metrics = metrics
-        self._engines = Engines(rules or EngineRules())
+        self._engines = Engines(rules or EngineRules(), boot_id)
         self._desk = Desk(self._engines, metrics)
         self._watch = Watch(self._engines)
         self._reserved: set[tuple[str, str]] = set()

@@ -1,14 +1,19 @@
 """A vLLM server of our own: in a child process group that lives as long as this actor, with what prorld needs opened.
 
 It owns the process and knows its flags; ``VllmBackend`` does the talking. What the server says goes to our own stderr.
+The sockets that its processes talk through are in a directory of that server alone, which goes when the server has
+gone: we take it away, and where we were killed, the lifeline does.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -44,6 +49,12 @@ CACHE_FLAG = "--enable-prompt-tokens-details"
 # Agents run tools for longer than the five seconds after which the server closes an idle socket.
 KEEP_ALIVE_VARIABLE = "VLLM_HTTP_TIMEOUT_KEEP_ALIVE"
 KEEP_ALIVE_S = "3600"
+# Where the sockets of its processes are: it names each at random, in the directory for temporary files unless told
+# otherwise, and leaves them behind.
+SOCKETS_VARIABLE = "VLLM_RPC_BASE_PATH"
+# The longest path that a socket can have, less the name that vLLM gives it.
+_SOCKETS_PATH_BYTES_MAX = 107 - len("/00000000-0000-0000-0000-000000000000")
+_SOCKETS_PREFIX = "prorld-vllm-"
 _MODULE = "vllm.entrypoints.openai.api_server"
 _CURE = "pip install 'prorld[vllm]', or name a Python that has it with --python"
 
@@ -90,29 +101,48 @@ async def run_vllm(
     url = f"http://{f'[{host}]' if ':' in host else host}:{number}"
     environment = vllm_environment(os.environ, control=control, lora=lora)
     failure = ""
-    async with trio.open_nursery() as nursery:
+    with _socket_directory(environment) as sockets:
+        places = {} if sockets is None else {SOCKETS_VARIABLE: sockets}
         start = partial(
-            child, _tied(argv), env=environment, stdout="inherit", stderr="inherit", lifeline=True,
-            term_seconds=TERM_SECONDS,
+            child, _tied(argv, sockets), env={**environment, **places}, stdout="inherit", stderr="inherit",
+            lifeline=True, term_seconds=TERM_SECONDS,
         )  # fmt: skip
-        process: Child = await nursery.start(start, name="vllm")
-        with trio.move_on_after(ready_seconds_max) as patience:
-            if await _answers(url, process):
-                log.info("engine.started", url=url, pid=process.pid)
-                patience.deadline = float("inf")
-                task_status.started(VllmProcess(url=url, model=model, pid=process.pid))
-                failure = f"ended by itself with code {await process.wait()}"
-            else:
-                failure = f"did not start, code {process.exit_code}"
-        failure = failure or f"was not ready within {ready_seconds_max:g} s"
-        nursery.cancel_scope.cancel(failure)
+        async with trio.open_nursery() as nursery:
+            process: Child = await nursery.start(start, name="vllm")
+            with trio.move_on_after(ready_seconds_max) as patience:
+                if await _answers(url, process):
+                    log.info("engine.started", url=url, pid=process.pid)
+                    patience.deadline = float("inf")
+                    task_status.started(VllmProcess(url=url, model=model, pid=process.pid))
+                    failure = f"ended by itself with code {await process.wait()}"
+                else:
+                    failure = f"did not start, code {process.exit_code}"
+            failure = failure or f"was not ready within {ready_seconds_max:g} s"
+            nursery.cancel_scope.cancel(failure)
     log.error("engine.exited", url=url, reason=failure)
     raise BackendError(f"vLLM {failure}; what it said is above", code="vllm_process", retryable=False)
 
 
-def _tied(argv: Sequence[str]) -> list[str]:
+@contextmanager
+def _socket_directory(environment: Mapping[str, str]) -> Iterator[str | None]:
+    """A directory of our own while the block lasts; ``None`` where the user has named one, which is the user's."""
+    if SOCKETS_VARIABLE in environment:
+        yield None
+        return
+    made = tempfile.mkdtemp(prefix=_SOCKETS_PREFIX)
+    if len(os.fsencode(made)) > _SOCKETS_PATH_BYTES_MAX:
+        Path(made).rmdir()
+        made = tempfile.mkdtemp(prefix=_SOCKETS_PREFIX, dir="/tmp")
+    try:
+        yield made
+    finally:
+        # The lifeline may be at it, too.
+        shutil.rmtree(made, ignore_errors=True)
+
+
+def _tied(argv: Sequence[str], removed: str | None) -> list[str]:
     script = Path(__file__).with_name("lifeline_exec.py")
-    return [sys.executable, "-P", str(script), *argv]
+    return [sys.executable, "-P", str(script), *(() if removed is None else ("--remove", removed)), *argv]
 
 
 def vllm_environment(ours: Mapping[str, str], *, control: bool, lora: bool = False) -> dict[str, str]:

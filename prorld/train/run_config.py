@@ -143,7 +143,8 @@ def read_settings(file: str | None, flags: Mapping[str, Any]) -> RunSettings:
         try:
             found = tomllib.loads(Path(file).read_text("utf-8"))
         except (OSError, ValueError) as exc:
-            raise ConfigError(f"{file} can't be read: {exc}") from exc
+            # What the system says names the file, too.
+            raise ConfigError(f"{file} can't be read: {getattr(exc, 'strerror', None) or exc}") from exc
     for name, value in flags.items():
         *sections, last = name.split(".")
         place = found

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from importlib.util import find_spec
 from pathlib import Path
@@ -258,13 +259,18 @@ def test_control_routes_stay_on_this_machine(cli):
 
 
 FAKE_SERVER = """
-import argparse, os, sys
+import argparse, os, socket, sys
 parser = argparse.ArgumentParser()
 parser.add_argument("--model"); parser.add_argument("--host"); parser.add_argument("--port")
 parser.add_argument("--enable-scale-out", action="store_true")
 parser.add_argument("--enable-prompt-tokens-details", action="store_true")
 given = parser.parse_args()
 assert given.enable_scale_out and os.environ["VLLM_SERVER_DEV_MODE"] == "1"
+place = os.environ["VLLM_RPC_BASE_PATH"]
+# As long as the name that vLLM gives it, and left behind as vLLM leaves it.
+socket.socket(socket.AF_UNIX).bind(os.path.join(place, "s" * 36))
+with open(os.environ["TOLD"], "w") as told:
+    told.write(place)
 if given.model == "broken":
     sys.exit("no such model")
 sys.argv = ["engine", "--host", given.host, "--port", given.port, "--stay"]
@@ -283,12 +289,13 @@ def start_vllm(tmp_path):
     (package / "api_server.py").write_text(FAKE_SERVER)
     env = environ(tmp_path / "state")
     env["PYTHONPATH"] = f"{tmp_path / 'lib'}{os.pathsep}{env['PYTHONPATH']}"
+    env["TOLD"] = str(tmp_path / "told")
     started: list[subprocess.Popen[str]] = []
 
-    def start(model: str) -> subprocess.Popen[str]:
+    def start(model: str, **more: str) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "prorld.cli", "engine", "start", "vllm", "--model", model]
         pipe = subprocess.PIPE
-        process = subprocess.Popen(command, env=env, stdout=pipe, stderr=pipe, text=True)
+        process = subprocess.Popen(command, env={**env, **more}, stdout=pipe, stderr=pipe, text=True)
         started.append(process)
         return process
 
@@ -307,17 +314,23 @@ def alive(pid: int) -> bool:
         return False
 
 
+def pid_of_ready(process: subprocess.Popen[str]) -> int:
+    """The server's, once the command says that it answers."""
+    for line in process.stdout or ():
+        if line.startswith("vllm engine at"):
+            return int(line.rpartition("pid ")[2])
+    pytest.fail(process.stderr.read() if process.stderr else "")
+
+
+ENDS = [(signal.SIGTERM, 0), (signal.SIGINT, 0), (signal.SIGKILL, -9)]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 0), (signal.SIGKILL, -9)])
+@pytest.mark.parametrize(("number", "code"), ENDS)
 def test_the_server_ends_with_the_command(start_vllm, number, code):
     """Asked or killed: nothing of it is left."""
     process = start_vllm("m")
-    for line in process.stdout:
-        if line.startswith("vllm engine at"):
-            break
-    else:
-        pytest.fail(process.stderr.read())
-    pid = int(line.rpartition("pid ")[2])
+    pid = pid_of_ready(process)
     assert alive(pid)
     began = time.monotonic()
     process.send_signal(number)
@@ -327,13 +340,52 @@ def test_the_server_ends_with_the_command(start_vllm, number, code):
 
 
 @pytest.mark.slow
-def test_a_server_that_does_not_start_is_told(start_vllm):
-    """What it said stands above the one line of ours."""
+@pytest.mark.parametrize(("number", "code"), ENDS)
+def test_the_sockets_of_a_server_go_with_it(start_vllm, tmp_path, number, code):
+    """They are in a directory of that server alone; where the command is killed, the lifeline takes it away."""
+    process = start_vllm("m")
+    pid_of_ready(process)
+    sockets = Path((tmp_path / "told").read_text())
+    assert sockets.stat().st_mode & 0o777 == 0o700
+    process.send_signal(number)
+    assert process.wait(30) == code
+    if code:
+        until(lambda: not sockets.exists(), 20, "the sockets are gone")
+    assert not sockets.exists()
+
+
+@pytest.mark.slow
+def test_the_sockets_fit_where_temporary_files_have_a_long_path(start_vllm, tmp_path):
+    """The path of a socket has 107 bytes at most, so a directory that is too deep is not used."""
+    deep = tmp_path / ("d" * 60)
+    deep.mkdir()
+    process = start_vllm("m", TMPDIR=str(deep))
+    pid_of_ready(process)
+    assert not Path((tmp_path / "told").read_text()).is_relative_to(deep)
+    assert not [*deep.iterdir()]
+
+
+@pytest.mark.slow
+def test_a_directory_of_the_users_own_is_left_alone(start_vllm, tmp_path):
+    """Whoever names the place of the sockets may have others' there."""
+    with tempfile.TemporaryDirectory() as own:
+        process = start_vllm("m", VLLM_RPC_BASE_PATH=own)
+        pid_of_ready(process)
+        assert (tmp_path / "told").read_text() == own
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+        assert len([*Path(own).iterdir()]) == 1
+
+
+@pytest.mark.slow
+def test_a_server_that_does_not_start_is_told(start_vllm, tmp_path):
+    """What it said stands above the one line of ours, and nothing of it is left."""
     process = start_vllm("broken")
     _, err = process.communicate(timeout=30)
     assert process.returncode == 1
     assert "no such model" in err
     assert "vLLM did not start, code 1" in err
+    assert not Path((tmp_path / "told").read_text()).exists()
 
 
 @pytest.mark.real

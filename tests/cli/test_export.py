@@ -231,6 +231,25 @@ def test_jobs_that_are_not_there_are_named(cli, kept):
     assert "job live is not among the ended ones: it has not ended" in err
 
 
+@pytest.mark.parametrize("name", ["out.jsonl", "out.parquet"])
+def test_where_nothing_is_exported_for_an_error_there_is_no_file(cli, tmp_path, name):
+    """For jobs that are not there, that can't be read, or that the format has no place for; an old file stays."""
+    write(tmp_path / "state", 2, documents=[compacted()])
+    with closing(sqlite3.connect(tmp_path / "state" / "journal.sqlite", isolation_level=None)) as db:
+        db.execute("DELETE FROM bodies WHERE serial = 2")
+    target = tmp_path / name
+    asked = [("--job", "nope"), ("--job", "j2"), ("--job", "compacted", "--format", "openrlhf")]
+    for flags in asked if name.endswith("l") else asked[:2]:
+        code, _, err = cli("export", *flags, "-o", str(target))
+        assert (code, target.exists()) == (1, False)
+        assert f"nothing was exported, and {target} was not written" in err
+        assert "no ended job is like that" not in err
+    target.write_text("old")
+    assert cli("export", "--job", "nope", "-o", str(target))[0] == 1
+    assert target.read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
 def test_what_is_damaged_is_left_out_and_told(cli, kept, tmp_path):
     """Whether the body can't be read, or is one whose arrays are cut off, or the record is none."""
     cut = ended(accepted(4, "j4"))

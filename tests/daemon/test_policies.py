@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from prorld.cli.main import main
+from prorld.client import ClientError
 from prorld.store.policy_file import POLICY_FILE
 from prorld.testing.scripted_engine.script import Latency, Script
 from prorld.wire.policies import PutPolicy
@@ -29,6 +30,21 @@ def up(here: Started) -> bool:
     """Whether its engine has joined."""
     with here.client() as client:
         return [info.state for info in client.backends().items] == ["up"]
+
+
+def test_an_id_of_an_earlier_life_is_no_engine(tmp_path: Path) -> None:
+    """A removal that is sent again after a restart takes out nobody else."""
+    with scripted_engine(tmp_path, SCRIPT) as engine:
+        with daemon(tmp_path, engine) as here, here.client() as client:
+            until(lambda: up(here), 20, "the engine has joined")
+            [before] = client.backends().items
+        with daemon(tmp_path, engine) as here, here.client() as client:
+            until(lambda: up(here), 20, "the engine has joined")
+            assert client.status().boot_id in client.backends().items[0].backend_id
+            with pytest.raises(ClientError) as caught:
+                client.remove_backend(before.backend_id)
+            assert caught.value.status == 404
+            assert len(client.backends().items) == 1
 
 
 def test_a_pause_and_a_version_survive_a_kill(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -54,7 +70,8 @@ def test_a_pause_and_a_version_survive_a_kill(tmp_path: Path, capsys: pytest.Cap
             assert prorld(here, "policies", "update", "default", "--version", "4", "--how", "none") == 1
             assert "is paused by" in capsys.readouterr().err
             assert prorld(here, "policies", "resume", "default") == 0
-            assert "default goes on with version 3\n  b-1: ok" in capsys.readouterr().out
+            [info] = client.backends().items
+            assert f"default goes on with version 3\n  {info.backend_id}: ok" in capsys.readouterr().out
             assert "policy_paused" not in {item.code for item in client.ready().missing}
             assert prorld(here, "policies", "resume", "default") == 1
             assert prorld(here, "policies", "list") == 0

@@ -53,9 +53,9 @@ async def test_a_result_that_was_forgotten_is_asked_for_once(monkeypatch):
         client = await world.connect()
         body = {"instance": {"data_source": "task", "seconds": {"run": 0.2}}, "job_id": "x"}
         await client.send("POST", "/process", body)
-        await until(lambda: len(world.service._tries) == 1)
+        await until(lambda: len(world.service._jobs.tries) == 1)
         client.stream.socket.close()
-        await until(lambda: len(world.service._tries) == 0)
+        await until(lambda: len(world.service._jobs.tries) == 0)
 
         async def stored(*_: object) -> None:
             await trio.lowlevel.checkpoint()

@@ -21,9 +21,9 @@ async def abandoned(world):
     """A call whose trainer hangs up, to the end of its job."""
     client = await world.connect()
     await client.send("POST", "/process", BODY)
-    await until(lambda: len(world.service._tries) == 1)
+    await until(lambda: len(world.service._jobs.tries) == 1)
     client.stream.socket.close()
-    await until(lambda: len(world.service._tries) == 0)
+    await until(lambda: len(world.service._jobs.tries) == 0)
 
 
 async def test_an_engine_that_is_not_up_yet_joins_when_it_is(autojump_clock):
@@ -207,7 +207,7 @@ async def test_a_job_whose_time_is_up_is_504(without_engine):
             replies: dict[str, Reply] = {}
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(lambda: hang(world, "x", replies, seconds={"init": 0.1}))
-                await until(lambda: len(world.service._tries) == 1)
+                await until(lambda: len(world.service._jobs.tries) == 1)
                 await world.call("POST", "/clear_llm_server")
             reply = replies["x"]
         else:

@@ -10,6 +10,7 @@ import os
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -66,10 +67,15 @@ def vllm_server(
     argv += more
     log = folder / f"vllm-{port}.log"
     began = time.monotonic()
-    with log.open("wb") as output, guarded(argv, environment, output.fileno()) as process:
-        url = f"http://127.0.0.1:{port}"
-        _wait_ready(process, url, log)
-        yield VllmServer(url=url, model=model, scale_out=scale_out, pid=process.pid, ready_s=time.monotonic() - began)
+    # It leaves the sockets of its processes behind; their paths have to be short.
+    with tempfile.TemporaryDirectory(prefix="vllm-", dir="/tmp") as sockets, log.open("wb") as output:
+        environment["VLLM_RPC_BASE_PATH"] = sockets
+        with guarded(argv, environment, output.fileno()) as process:
+            url = f"http://127.0.0.1:{port}"
+            _wait_ready(process, url, log)
+            ready_s = time.monotonic() - began
+            assert any(Path(sockets).iterdir()), "vLLM has its sockets elsewhere: is the variable another one now?"
+            yield VllmServer(url=url, model=model, scale_out=scale_out, pid=process.pid, ready_s=ready_s)
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from prorld.cli import learn_demo
+from prorld.cli import learn_demo, train
 from prorld.cli.exits import Exit, UsageError
 from prorld.cli.extras import cure
 from prorld.cli.learn_demo_run import plan_of
@@ -60,6 +60,35 @@ def test_what_can_not_be_is_refused(flags, words):
     """In words that name it."""
     with pytest.raises(ConfigError, match=re.escape(words)):
         read_settings(None, flags)
+
+
+@pytest.mark.parametrize(
+    ("content", "words", "code"),
+    [
+        (None, ["--prompts", "p"], Exit.USAGE),
+        (None, ["--model", "m"], Exit.USAGE),
+        (None, ["--model", "m", "--prompts", "p", "--samples", "1"], Exit.USAGE),
+        ('[tasks]\nprompts = "p"\n', [], Exit.CONFIG),
+        ('model = "m"\n', ["--steps", "7"], Exit.CONFIG),
+    ],
+)
+def test_what_was_typed_is_wrong_where_no_file_is_read(content, words, code, capsys, monkeypatch, tmp_path):
+    """Scripts tell by the code which of the two to mend."""
+    monkeypatch.setattr(train, "NEEDED", ())
+    if content is not None:
+        file = tmp_path / "run.toml"
+        file.write_text(content)
+        words = ["--config", str(file), *words]
+    assert main(["train", *words]) == code
+    assert re.search("name the model|name the tasks|samples", capsys.readouterr().err)
+
+
+def test_a_file_that_is_not_there_is_named_once(tmp_path):
+    """By us; the system's own words name it, too."""
+    file = str(tmp_path / "run.toml")
+    with pytest.raises(ConfigError) as told:
+        read_settings(file, {})
+    assert told.value.message == f"{file} can't be read: No such file or directory"
 
 
 def test_a_file_that_is_none_is_refused(tmp_path):

@@ -22,10 +22,17 @@ ENGINES_S = 30.0
 
 
 def use_engines(client: Client, policy: str, engines: Sequence[SetBackend]) -> None:
-    """Make these the engines of a policy, all at once; nothing is done where they are. They have the policy's version.
+    """See to it that a trainer's engines are those of its policy, and no others; where they are, nothing is done.
+
+    They are exchanged all at once and have the policy's version. One that somebody else has added goes: it knows none
+    of the weights that the trainer moves, and would sample with others under their version. So it is before each step
+    and while one is waited for, when it is also how a daemon that was started again hears of them. Without engines of
+    its own a trainer takes those that the daemon has, and nothing is done either.
 
     Raises ``ClientError`` ``engines_refused`` that names those which can't be taken.
     """
+    if not engines:
+        return
     for left in reversed(range(TRIES_MAX)):
         known = client.backends(policy)
         if {(item.kind, item.url) for item in known.items} == {(one.kind, one.url) for one in engines}:
@@ -57,8 +64,7 @@ class MovedWeights:
         """Name those that were moved since the last call; an evaluation comes after an update of the same step."""
         if self._step == (step, is_eval):
             return
-        if self._engines:
-            use_engines(self._client, self._settings.policy, self._engines)
+        use_engines(self._client, self._settings.policy, self._engines)
         # Before the first call, too: a trainer that goes on from a checkpoint has put older weights into its engines.
         publish(self._client, self._settings, "none")
         self._step = (step, is_eval)

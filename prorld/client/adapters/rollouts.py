@@ -205,7 +205,7 @@ class Rollouts:
         self._used.append((batch_id, seq))
 
     def _arriving(self, batch_id: str) -> Iterator[PackedBatchGroup]:
-        """Groups as they come. While nothing comes it is seen to that there are engines."""
+        """Groups as they come. While nothing comes it is seen to that the trainer's engines are there."""
         settings, after, heard = self.settings, 0, time.monotonic()
         while True:
             left = max(0.0, heard + settings.rollouts_s - time.monotonic())
@@ -220,17 +220,9 @@ class Rollouts:
                     raise
             else:
                 return
-            self._bring_engines()
-
-    def _bring_engines(self) -> None:
-        """A daemon that was started again knows those of its configuration, and none that a trainer named."""
-        wanted = {(one.kind, one.url) for one in self.engines}
-        # What can't be had now is asked for again: the wait has an end of its own.
-        with suppress(ClientError):
-            if wanted and wanted.difference(
-                (one.kind, one.url) for one in self.client.backends(self.settings.policy).items
-            ):
-                use_engines(self.client, self.settings.policy, self.engines)
+            # Those that can't be had now are asked for again: the wait has an end of its own.
+            with suppress(ClientError):
+                use_engines(self.client, settings.policy, self.engines)
 
     def _acknowledge(self) -> None:
         while self._used:

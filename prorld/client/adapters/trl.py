@@ -109,7 +109,7 @@ class ProrldRollouts:
         if trainer.state.global_step == self._step:
             return
         client, settings = self._rollouts.client, self._settings
-        if trainer.accelerator.is_main_process and settings.engines:
+        if trainer.accelerator.is_main_process:
             self._rollouts.engines = settings.backends()
             use_engines(client, settings.policy, self._rollouts.engines)
         if self._weights is not None:

@@ -19,9 +19,10 @@ from prorld.errors import BadRequest, RequestError
 from prorld.export.nemo_rl import run_answer
 from prorld.export.prorl import timing_of
 from prorld.export.reading import is_usable
+from prorld.rollout.compat.jobs import Rollouts
 from prorld.rollout.compat.request import budget
 from prorld.rollout.compat.rows import Runs, digest_of, is_named
-from prorld.rollout.compat.service import CompatService, Rollouts
+from prorld.rollout.compat.service import CompatService
 from prorld.wire.codec import convert
 from prorld.wire.jobs import SubmitJob
 

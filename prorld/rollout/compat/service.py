@@ -8,43 +8,35 @@ has got.
 
 from __future__ import annotations
 
-import hashlib
 import secrets
-from collections import Counter
-from typing import Final, Literal, Protocol
+from typing import Final, Literal
 
 import msgspec
 import structlog
 import trio
 from structlog.typing import FilteringBoundLogger
 
-from prorld.domain.ids import COMPAT_TENANT
-from prorld.domain.job import JobState
-from prorld.domain.outcome import OutcomeKind
-from prorld.errors import BadRequest, Conflict, Forgotten, NotFound, Overloaded, RequestError
+from prorld.errors import BadRequest, Overloaded, RequestError
 from prorld.export.prorl import process_result
 from prorld.handlers.registry import Registry
 from prorld.kit.cleanup import shielded
 from prorld.rollout.clock import SystemClock
-from prorld.rollout.compat.earlier import live_records, unfetched_tries
 from prorld.rollout.compat.engines import CompatEngines
+from prorld.rollout.compat.jobs import STOP_S, CompatJobs, Rollouts
 from prorld.rollout.compat.kept import Kept
-from prorld.rollout.compat.request import Asked, Mark, asked_of, mark_of, usable_id
-from prorld.rollout.compat.tries import Tries, Try
+from prorld.rollout.compat.request import Asked, Mark, asked_of
+from prorld.rollout.compat.tries import Try
 from prorld.rollout.compat.troubles import sentence
-from prorld.rollout.service import RolloutService
 from prorld.store.compat_file import CompatFile, CompatState
 from prorld.store.jobs import StoredJob
 from prorld.wire.compat import CompatStatus, ProcessRequest, ProcessResult
-from prorld.wire.jobs import JobRecord, SubmitJob
+from prorld.wire.jobs import JobRecord
 from prorld.wire.trajectory import unpacked
 
-__all__ = ["STOP_S", "CompatService", "Rollouts"]
+__all__ = ["CompatService"]
 
 log: FilteringBoundLogger = structlog.get_logger("prorld.compat")
 
-# A job whose end takes longer than this is still ending, and the trainer hears so.
-STOP_S: Final = 60.0
 # Closing the sockets of engines, and one write.
 CLEAR_S: Final = 30.0
 # For engines of the daemon's own configuration to come after a start; the embedded one takes the longest.
@@ -54,14 +46,6 @@ ALREADY_STARTED: Final = "already_started"
 _PATCHES: Final = (".diff", ".patch")
 
 State = Literal["stopped", "running", "stopping"]
-
-
-class Rollouts(RolloutService, Protocol):
-    """What is asked of the supervisor; beside what HTTP asks, all of a job that is done."""
-
-    async def stored(self, job_id: str, tenant: str | None, otherwise: str) -> StoredJob:
-        """All of a job that is done; ``Conflict`` with these words where it is not."""
-        ...
 
 
 class CompatService:
@@ -79,7 +63,7 @@ class CompatService:
         expects: bool = False,
     ) -> None:
         """``expects``: the policy has engines by the configuration, which come by themselves."""
-        self._rollouts = rollouts
+        self._jobs = CompatJobs(rollouts, lambda: self._state == "running")
         self._handlers = handlers
         self._engines = engines
         self._policy = policy
@@ -89,13 +73,11 @@ class CompatService:
         self._starts = kept.state.started
         self._state: State = "stopped"
         self._stopped = trio.Event()
-        self._tries = Tries()
         # Results that ended earlier are of another batch, or of engines that were cleared.
         self._since = kept.state.since
         self._clock = SystemClock()
         # How often engines were cleared in this life.
         self.clears = 0
-        self._others: list[JobRecord] = []
         self._began_at = 0.0
         self._nursery: trio.Nursery | None = None
         self._switching = trio.Lock()
@@ -112,7 +94,8 @@ class CompatService:
                     log.error("backend.refused", url=address, policy=self._policy, reason=exc.message)  # noqa: TRY400
             self._engines.learn_tokenizer(kept.tokenizer)
             self._state = "running" if kept.started else "stopped"
-            await self._restore(nursery)
+            self._began_at = trio.current_time()
+            await self._jobs.restore(nursery, since=self._since, fetched=kept.fetched, now=self._clock.wall())
             task_status.started()
             await trio.sleep_forever()
 
@@ -124,7 +107,7 @@ class CompatService:
     @property
     def others_restored(self) -> list[JobRecord]:
         """Jobs of this tenant that lived again when this life began, and that no call of ``process`` asked for."""
-        return self._others
+        return self._jobs.others
 
     @property
     def began_at(self) -> float:
@@ -182,49 +165,26 @@ class CompatService:
         with trio.move_on_after(STOP_S):
             await self._stopped.wait()
             return
-        raise Overloaded(f"{len(self._tries)} jobs are still ending", code="still_stopping", retry_after_s=2.0)
+        raise Overloaded(f"{len(self._jobs.tries)} jobs are still ending", code="still_stopping", retry_after_s=2.0)
 
     async def _stop_all(self) -> None:
         """In a task of its own: whoever asked may leave."""
-        ended = len(self._tries)
+        ended = len(self._jobs.tries)
         self._starts = False
         # The jobs end in any case; where this can't be written, a restart before the next stop would begin them anew.
         await self._kept.save_quietly()
-        await self._end_all("the server was stopped")
-        for one in self._tries:
-            await one.done.wait()
-        self._tries.drop_unfetched()
+        await self._jobs.end_all("the server was stopped")
+        self._jobs.tries.drop_unfetched()
         self._state = "stopped"
         self._stopped.set()
         log.info("compat.stopped", jobs=ended)
 
-    async def _end_all(self, reason: str) -> None:
-        for one in self._tries:
-            one.cancel_reason = one.cancel_reason or reason
-        accepted = [one.job_id for one in self._tries if one.job_id is not None]
-        try:
-            await self._rollouts.cancel_many(COMPAT_TENANT, job_ids=accepted, group_id=None, reason=reason)
-        except Overloaded as exc:
-            log.warning("compat.unwritten", reason=exc.message)
-
     async def status(self) -> CompatStatus:
         """Where the jobs are; ``Overloaded`` while it is not started."""
         self._must_run()
-        count: Counter[str] = Counter()
-        for one in self._tries:
-            count["total"] += 1
-            count["pending_jobs"] += 1
-            place = "init_queue" if one.job_id is None else _place(await self._record(one.job_id))
-            if place is not None:
-                count[place] += 1
+        count = await self._jobs.places()
         troubles = self._engines.troubles()
         return msgspec.convert({**count, **({"detail": sentence(troubles)} if troubles else {})}, CompatStatus)
-
-    async def _record(self, job_id: str) -> JobRecord | None:
-        try:
-            return await self._rollouts.get(job_id, COMPAT_TENANT)
-        except RequestError:
-            return None
 
     # --- engines ------------------------------------------------------------------------------------------------------
 
@@ -240,7 +200,7 @@ class CompatService:
 
     async def clear_engines(self) -> None:
         """Forget all engines. Jobs wait for the next one; results that nobody has got are of the old ones."""
-        self._tries.drop_unfetched()
+        self._jobs.tries.drop_unfetched()
         self._since = self._clock.wall()
         self.clears += 1
         # A trainer that hangs up in the middle has cleared them all the same: one that is left has old weights.
@@ -256,22 +216,20 @@ class CompatService:
         """Run a job to its end, or join the one that runs under this name."""
         self._must_run()
         name = request.job_id or f"c-{secrets.token_hex(8)}"
-        one = self._tries.live(name)
+        one = self._jobs.tries.live(name)
         if one is None:
             asked = asked_of(request, name, policy=self._policy, total_s=self._total_s)
-            one = self._tries.unfetched(asked.mark) or self._begin(asked)
-        job_id = await one.wait()
-        try:
-            stored = await self._rollouts.stored(job_id, COMPAT_TENANT, "its result is there when it is done")
-        except (Forgotten, NotFound):
-            # Nobody will ever get this one: the next call of that name starts anew.
-            self._tries.fetch(one)
-            raise
+            one = self._jobs.tries.unfetched(asked.mark) or self._begin(asked)
+        stored = await self._jobs.stored(one)
         result = self._explained(_result(stored, one.mark))
         # Nothing awaits between here and the answer: a trainer that has hung up by now never comes this far.
-        if self._tries.fetch(one):
+        if self._jobs.tries.fetch(one):
             self._kept.save_soon(self._room)
         return result
+
+    async def cancel(self, name: str) -> None:
+        """End the job of this name; returns when it is gone. ``NotFound`` where none runs, or its end came first."""
+        await self._jobs.cancel(name)
 
     def _explained(self, result: ProcessResult) -> ProcessResult:
         """Whose time was up may have waited for an engine; what is wrong with those is said with it."""
@@ -279,22 +237,6 @@ class CompatService:
         if not troubles:
             return result
         return msgspec.structs.replace(result, error=f"{result.error} (engines: {sentence(troubles)})")
-
-    async def cancel(self, name: str) -> None:
-        """End the job of this name; returns when it is gone. ``NotFound`` where none runs, or its end came first."""
-        one = self._tries.live(name)
-        if one is None:
-            raise NotFound(f"Job {name} is not running here", code="unknown_job")
-        one.cancel_reason = one.cancel_reason or "cancelled by the trainer"
-        if one.job_id is not None:
-            await self._cancel(one.job_id, one.cancel_reason)
-        with trio.move_on_after(STOP_S):
-            job_id = await one.wait()
-            record = await self._rollouts.get(job_id, COMPAT_TENANT)
-            if record.outcome is not None and record.outcome.kind is not OutcomeKind.CANCELLED:
-                raise NotFound(f"Job {name} had come to its end", code="unknown_job")
-            return
-        raise Overloaded(f"Job {name} is still ending", code="still_stopping", retry_after_s=2.0)
 
     def _begin(self, asked: Asked) -> Try:
         self._handlers.select(None, asked.job.instance)
@@ -306,76 +248,9 @@ class CompatService:
         elif asked.tokenizer is not None and self._kept.state.tokenizer != asked.tokenizer:
             self._kept.save_soon(self._room)
         job = msgspec.structs.replace(asked.job, metadata={"compat": msgspec.to_builtins(mark)})
-        one = Try(mark)
-        self._tries.begin(one)
-        self._room.start_soon(self._follow, one, job, name=f"compat {mark.job_id[:64]}")
-        return one
-
-    async def _follow(self, one: Try, job: SubmitJob | None) -> None:
-        """From the request to the end of its job, whether anybody waits or not. Without a job: a restored one."""
-        try:
-            if job is not None:
-                one.job_id = await self._submit(one.mark.job_id, job)
-            assert one.job_id is not None
-            if one.cancel_reason is not None:
-                await self._cancel(one.job_id, one.cancel_reason)
-            record = await self._rollouts.wait_done(one.job_id, COMPAT_TENANT)
-        except RequestError as exc:
-            self._tries.end(one, keep=False, refusal=exc)
-        except Exception as exc:
-            log.exception("compat.crashed", job_id=one.job_id)
-            self._tries.end(one, keep=False, refusal=exc)
-        else:
-            self._tries.end(one, keep=record.reward is not None and self._state == "running")
-
-    async def _submit(self, name: str, job: SubmitJob) -> str:
-        """Accept it as a new job: under the trainer's name where that is free, else under one that is like it."""
-        stem = name if usable_id(name) else f"c-{hashlib.sha256(name.encode('utf-8', 'replace')).hexdigest()[:16]}"
-        for job_id in (stem, f"{stem[:100]}.{secrets.token_hex(6)}"):
-            request = msgspec.structs.replace(job, job_id=job_id)
-            try:
-                # No two bodies have this digest, so an id that is taken is never mistaken for a repetition.
-                record, _ = await self._rollouts.submit(request, COMPAT_TENANT, digest=secrets.token_hex(16))
-            except (Conflict, Forgotten):
-                continue
-            return record.job_id
-        raise Overloaded("no free id was found", code="overloaded")
-
-    async def _cancel(self, job_id: str, reason: str) -> None:
-        try:
-            await self._rollouts.cancel(job_id, COMPAT_TENANT, reason)
-        except Overloaded as exc:
-            # It ends now; that it was to end is not on the disk.
-            log.warning("compat.unwritten", reason=exc.message)
+        return self._jobs.begin(mark, job, self._room)
 
     # --- what outlives the daemon -------------------------------------------------------------------------------------
-
-    async def _restore(self, nursery: trio.Nursery) -> None:
-        """Follow the jobs that live again; those of a server that was being stopped are ended, and keep no result."""
-        self._began_at = trio.current_time()
-        records = await live_records(self._rollouts)
-        if self._state == "running" and self._since is not None:
-            marks = [mark_of(record.metadata) for record in records]
-            left = await unfetched_tries(
-                self._rollouts,
-                since=self._since,
-                fetched=frozenset(self._kept.state.fetched),
-                live={mark.job_id for mark in marks if mark is not None},
-                now=self._clock.wall(),
-            )
-            self._tries.restore(left, self._kept.state.fetched)
-        for record in records:
-            mark = mark_of(record.metadata)
-            if mark is None:
-                self._others.append(record)
-                continue
-            if self._tries.live(mark.job_id) is not None:
-                continue
-            one = Try(mark)
-            one.job_id = record.job_id
-            one.cancel_reason = None if self._state == "running" else "the server was stopped"
-            self._tries.begin(one)
-            nursery.start_soon(self._follow, one, None, name=f"compat {mark.job_id[:64]}")
 
     def _as_it_is(self) -> CompatState:
         return CompatState(
@@ -383,7 +258,7 @@ class CompatService:
             addresses=self._engines.addresses,
             tokenizer=self._engines.tokenizer,
             since=self._since,
-            fetched=self._tries.fetched,
+            fetched=self._jobs.tries.fetched,
         )
 
     @property
@@ -399,16 +274,6 @@ class CompatService:
 
 def _not_started() -> Overloaded:
     return Overloaded("it has not been started: POST /start first", code=NOT_STARTED)
-
-
-def _place(record: JobRecord | None) -> str | None:
-    """The counter of ``/status`` that a job counts for."""
-    if record is None or record.state is JobState.DONE:
-        return None
-    if record.waiting_for in ("init", "run", "eval"):
-        return f"{record.waiting_for}_queue"
-    active = {JobState.QUEUED: "init_queue", JobState.INITIALISING: "active_init", JobState.RUNNING: "active_run"}
-    return active.get(record.state, "active_eval")
 
 
 def _result(stored: StoredJob, mark: Mark) -> ProcessResult:

@@ -24,7 +24,7 @@ from prorld.client.adapters.rollouts import (
 from prorld.client.adapters.settings import plain, sampling_of, settings_from
 from prorld.domain.job import Sampling
 from prorld.testing.scripted_engine.script import Fault, Latency, Script
-from prorld.wire.ops import SetBackend
+from prorld.wire.ops import AddBackend, SetBackend
 from tests.client.adapters.worlds import RIGHT_OR_WRONG, needs_calc, sums, world
 from tests.daemon.support import Started, daemon, scripted_engine, until
 
@@ -180,6 +180,34 @@ def test_the_engines_of_a_trainer_are_named_again_to_a_daemon_that_was_started_a
             waiting.join(180)
             assert [item.url for item in client.backends().items] == [engine]
             own.client.close()
+    [groups] = found
+    assert all(one.is_usable for group in groups for one in group.rollouts)
+
+
+def test_an_engine_that_is_added_while_a_trainer_waits_is_taken_out(
+    rollouts: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has none of the trainer's weights, and would go on under their version until the next step."""
+    monkeypatch.setattr("prorld.client.adapters.rollouts.LOOK_S", 0.2)
+    slow = msgspec.structs.replace(RIGHT_OR_WRONG, latency=Latency(fixed_s=3.0))
+    with scripted_engine(tmp_path, slow) as engine, daemon(tmp_path, engine, talkative=True) as here:
+        own = rollouts(here, run="added", rollouts_s=120.0)
+        own.engines = [SetBackend(url=engine, kind="vllm")]
+        other = tmp_path / "other"
+        other.mkdir()
+        with scripted_engine(other, slow) as second, here.client() as client:
+            found: list[Any] = []
+            prompts = [Prompt(one, 2) for one in sums(2)]
+            waiting = threading.Thread(target=lambda: found.append(own.collect("step0", prompts, SHORT)), daemon=True)
+            waiting.start()
+            until(lambda: bool(client.batches().items), 60, "the batch is there")
+            client.add_backend(AddBackend(url=second, kind="vllm"))
+            until(lambda: [one.url for one in client.backends().items] == [engine], 60, "the other one is gone")
+            waiting.join(120)
+            # A trainer without engines of its own takes what there is.
+            client.add_backend(AddBackend(url=second, kind="vllm"))
+            use_engines(client, "default", [])
+            assert len(client.backends().items) == 2
     [groups] = found
     assert all(one.is_usable for group in groups for one in group.rollouts)
 
