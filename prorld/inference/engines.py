@@ -119,6 +119,19 @@ class Engines:
         log.info("backend.added", backend=entry.backend_id, policy=request.policy, kind=request.kind, url=request.url)
         return entry
 
+    def restore(self, request: AddBackend, backend: Backend, found: Capabilities, *, draining: bool) -> PoolEntry:
+        """An engine of an earlier life of the daemon, as one that is down: it comes back when it answers a probe."""
+        row = BackendRow(backend_id=f"b-{next(self._ids)}", weight=request.weight, max_inflight=request.max_inflight)
+        entry = PoolEntry(row, request, backend, found, self.rules)
+        entry.draining = draining
+        # Whoever paused it may say that it goes on before it answers.
+        entry.asleep = found.control and self.is_paused(request.policy)
+        row.state = BackendState.DOWN
+        self._entries[entry.backend_id] = entry
+        self._tables.setdefault(request.policy, BackendTable()).add(row)
+        log.info("backend.restored", backend=entry.backend_id, policy=request.policy, url=request.url)
+        return entry
+
     def renew(self, entry: PoolEntry, request: AddBackend) -> None:
         """An engine that is there is named again: its settings hold from now on, and it takes leases again."""
         entry.take_request(request)
