@@ -143,6 +143,7 @@ async def start_sampling(
     with trio.fail_after(config.timeouts.boot_s):
         await core.start(pool.run, name="pool")
         await core.start(control.run, name="policies")
+        await core.start(engines.run, name="kept engines")
     return Sampling(pool=pool, policies=policies, book=book, control=control, engines=engines)
 
 

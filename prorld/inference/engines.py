@@ -147,8 +147,9 @@ class Engines:
         if is_other:
             self.retired.append(entry.backend)
             entry.backend = backend
-        if found.weights is None and not found.control:
-            # It never says its version: it has the one that it was said to have.
+        silent = found.weights is None or (found.weights == PolicyVersion() and not is_other)
+        if silent and not found.control:
+            # It never says its version: it has the one that it was said to have, be it to a client of an earlier life.
             found = msgspec.structs.replace(found, weights=entry.found.weights)
         entry.found = found
         if is_other:
@@ -174,6 +175,7 @@ class Engines:
         if entry.row.state is not BackendState.DOWN:
             self.set_state(entry, BackendState.QUARANTINED)
             entry.places.lose_waiting(entry.gone())
+        self.note_change()
         log.error("backend.quarantined", backend=entry.backend_id, policy=entry.policy, reason=message)
 
     def let_in(self, entry: PoolEntry, version: PolicyVersion) -> None:
@@ -182,6 +184,7 @@ class Engines:
         entry.quarantine = None
         if entry.row.state is not BackendState.DOWN:
             self.set_state(entry, entry.reachable_state)
+        self.note_change()
 
     def let_go(self, entry: PoolEntry) -> None:
         """Of the set no more; its leases go on to their end, and with the last of them it is forgotten."""

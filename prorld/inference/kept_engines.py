@@ -27,6 +27,7 @@ __all__ = ["EngineStore", "KeptEngines"]
 log: FilteringBoundLogger = structlog.get_logger("prorld.inference")
 
 WRITE_SECONDS_MAX = 30.0
+RETRY_SECONDS = 30.0
 REMOVE_SECONDS_MAX = 5.0
 
 
@@ -59,7 +60,9 @@ class KeptEngines:
         for each in self._written:
             if (each.request.policy, same_address(each.request.url)) in mine:
                 continue
-            found = Capabilities(model=each.model, max_context_tokens=each.max_context_tokens, control=each.control)
+            found = Capabilities(
+                model=each.model, max_context_tokens=each.max_context_tokens, control=each.control, weights=each.weights
+            )
             try:
                 entry = self._pool.restore(each.request, found, draining=each.draining)
             except ProrldError as exc:
@@ -69,6 +72,18 @@ class KeptEngines:
                 )  # fmt: skip
             else:
                 entry.kept = True
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Write down, too, what changes of them without being asked for here: the versions that they are given."""
+        task_status.started()
+        while True:
+            changed = self._pool.changed
+            try:
+                await self._write()
+            except Overloaded:
+                await trio.sleep(RETRY_SECONDS)
+            else:
+                await changed.wait()
 
     def list(self, policy: str | None = None) -> BackendList:
         """The engines of one policy, or of all."""
@@ -145,5 +160,7 @@ def _kept(entry: PoolEntry) -> KeptEngine:
         model=entry.found.model,
         max_context_tokens=entry.found.max_context_tokens,
         control=entry.found.control,
+        # Others are asked. What one that is kept out has is not known.
+        weights=None if entry.found.control or entry.quarantine is not None else entry.found.weights,
         draining=entry.draining,
     )

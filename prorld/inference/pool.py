@@ -64,6 +64,11 @@ class BackendPool:
     def keeper(self, keeper: VersionKeeper) -> None:
         self._engines.keeper = keeper
 
+    @property
+    def changed(self) -> trio.Event:
+        """Set when something of the engines is next other than it is now."""
+        return self._engines.changed
+
     @contextmanager
     def client(self, backend: Backend) -> Iterator[None]:
         """For the length of the block, this is the client of its address, and no other is made for it."""

@@ -14,6 +14,7 @@ import msgspec
 import trio
 from msgspec import Meta
 
+from prorld.domain.versions import PolicyVersion
 from prorld.errors import ConfigError
 from prorld.store.state_file import read_state
 from prorld.whole_file import replace_file
@@ -30,13 +31,14 @@ ENGINES_MAX = 1024
 class KeptEngine(msgspec.Struct, frozen=True, kw_only=True):
     """As it was named, and what it said that it is: one that comes back as another model is kept out.
 
-    ``control``: it can be paused and told its version.
+    ``control``: it can be paused and told its version. ``weights`` are those that one which can't was said to have.
     """
 
     request: AddBackend
     model: str
     max_context_tokens: Annotated[int, Meta(ge=1)]
     control: bool = False
+    weights: PolicyVersion | None = None
     draining: bool = False
 
 

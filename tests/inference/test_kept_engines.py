@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import msgspec
 import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
@@ -17,6 +18,7 @@ from prorld.store.engine_file import KeptEngine
 from prorld.testing.fake_backend import FakeBackend
 from prorld.testing.scripted_engine.script import Script
 from prorld.wire.ops import AddBackend, BackendSet, SetBackend, SetBackends
+from tests.inference.policy_world import Uncontrolled
 from tests.inference.pool_world import SECOND, Keeper, World, world
 
 
@@ -246,6 +248,65 @@ async def test_one_that_comes_back_as_another_is_kept_out(autojump_clock: MockCl
         told = {info.url: str(info.details.get("quarantine")) for info in it.pool.list().items}
         assert "it says 2" in told["http://older"]
         assert "another" in told["http://other"]
+
+
+class Told(Uncontrolled):
+    """Its client says what it was told, which in a new life is nothing."""
+
+    async def probe(self) -> Capabilities:
+        """As clients of text do."""
+        return msgspec.structs.replace(await super().probe(), weights=PolicyVersion())
+
+
+@pytest.mark.parametrize("kind", [Uncontrolled, Told])
+async def test_one_that_can_not_say_its_version_has_the_one_that_it_was_said_to_have(
+    kind: type[Uncontrolled], autojump_clock: MockClock
+) -> None:
+    """Also where that came later than the engine. What one that was kept out has is not known, and stays so."""
+    disk, three = Disk(), PolicyVersion(0, 3)
+
+    def make(url: str) -> FakeBackend:
+        return kind(SECOND, url=url)
+
+    async with world(make=make) as it, trio.open_nursery() as nursery:
+        engines = KeptEngines(it.pool, disk)
+        await nursery.start(engines.run)
+        for name in ("said", "out"):
+            await engines.add(request(name))
+        for entry in it.pool.entries("default"):
+            it.pool.let_in(entry, three)
+        await wait_all_tasks_blocked()
+        assert [each.weights for each in disk.kept] == [three, three]
+        it.pool.put_out(it.pool.entries("default")[1], "failed", "it did not load them")
+        await wait_all_tasks_blocked()
+        assert [each.weights for each in disk.kept] == [three, None]
+        writes = disk.writes
+        await trio.sleep(60)
+        assert disk.writes == writes
+        nursery.cancel_scope.cancel()
+
+    async with world(make=make) as it:
+        it.pool.keeper = keeper = Choosy()
+        keeper.version = three
+        KeptEngines(it.pool, disk).restore(disk.kept)
+        await trio.sleep(5)
+        assert states(it) == {"said": "up", "out": "quarantined"}
+        assert it.info(it.ids()[0]).version == 3
+
+
+async def test_what_could_not_be_written_is_written_later(autojump_clock: MockClock) -> None:
+    """When the disk takes it again."""
+    disk = Disk()
+    async with world() as it, trio.open_nursery() as nursery:
+        engines = KeptEngines(it.pool, disk)
+        await nursery.start(engines.run)
+        disk.is_full = True
+        with pytest.raises(Overloaded):
+            await put(it, engines, "set")
+        disk.is_full = False
+        await trio.sleep(60)
+        assert disk.urls() == ["set"]
+        nursery.cancel_scope.cancel()
 
 
 async def test_one_that_was_paused_goes_on_when_the_pause_is_over(autojump_clock: MockClock) -> None:

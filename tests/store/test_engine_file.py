@@ -7,6 +7,7 @@ import stat
 
 import pytest
 
+from prorld.domain.versions import PolicyVersion
 from prorld.errors import ConfigError
 from prorld.store.engine_file import ENGINE_FILE, FILE_BYTES_MAX, EngineFile, KeptEngine
 from prorld.wire.ops import AddBackend
@@ -18,6 +19,7 @@ ONE = KeptEngine(
     model="qwen",
     max_context_tokens=32_768,
     control=True,
+    weights=PolicyVersion(1, 7),
     draining=True,
 )  # fmt: skip
 ENGINE = b'{"request": {"url": "http://gpu1:8000", "kind": "vllm"}, "model": "m", "max_context_tokens": 9}'
