@@ -188,7 +188,7 @@ async def _serve(
         ages=ages, outside=outside,
     )  # fmt: skip
     deps = HttpDeps(
-        service=supervisor, batches=rollouts.batches, backends=sampling.pool, policies=sampling.control,
+        service=supervisor, batches=rollouts.batches, backends=sampling.engines, policies=sampling.control,
         looks=rollouts.looks, handlers=views.handlers, sandboxes=views.sandboxes, ready=views.ready,
         status=views.status, metrics=views.metrics_page, tasks=partial(task_tree, ages), auth=auth,
         body_bytes_max=config.server.body_bytes_max,

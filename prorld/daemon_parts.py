@@ -23,6 +23,7 @@ from prorld.domain.breaker import BreakerRules
 from prorld.domain.scoring import Tolerance
 from prorld.errors import SandboxError
 from prorld.handlers.registry import Registry
+from prorld.inference.kept_engines import KeptEngines
 from prorld.inference.policies import Policies, PolicySource
 from prorld.inference.policy_book import PolicyBook
 from prorld.inference.policy_control import PolicyControl
@@ -60,6 +61,7 @@ from prorld.sandbox.warden_client import Warden, run_warden
 from prorld.sandbox.warm import WarmRuntime
 from prorld.sandbox.warm_plan import WarmRules
 from prorld.store.compat_file import CompatFile
+from prorld.store.engine_file import EngineFile
 from prorld.store.journal import Journal
 from prorld.store.places import remote_kind
 from prorld.store.policy_file import PolicyFile
@@ -121,6 +123,7 @@ class Sampling:
     policies: Policies
     book: PolicyBook
     control: PolicyControl
+    engines: KeptEngines
 
 
 async def start_sampling(
@@ -134,10 +137,14 @@ async def start_sampling(
     kept = PolicyFile(loaded.state_dir)
     book = PolicyBook(pool, policies, kept, metrics, clock.wall, states=kept.load(), load_s=config.timeouts.load_s)
     control = PolicyControl(book)
+    named = EngineFile(loaded.state_dir)
+    engines = KeptEngines(pool, named)
+    engines.restore(named.load(), configured=[(entry.policy, entry.url) for entry in config.backends])
     with trio.fail_after(config.timeouts.boot_s):
         await core.start(pool.run, name="pool")
         await core.start(control.run, name="policies")
-    return Sampling(pool=pool, policies=policies, book=book, control=control)
+        await core.start(engines.run, name="kept engines")
+    return Sampling(pool=pool, policies=policies, book=book, control=control, engines=engines)
 
 
 @dataclass(frozen=True, kw_only=True)

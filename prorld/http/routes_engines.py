@@ -49,12 +49,12 @@ class EngineRoutes:
             Route(
                 method="DELETE", path="/v1/backends/<backend_id>", name="remove_backend", summary="Forget an engine",
                 handler=self._remove, query=NoParameters, body=NoBody, answers={204: None},
-                errors=(404,), is_admins=True,
+                errors=(404, 503), is_admins=True,
             ),
             Route(
                 method="POST", path="/v1/backends/<backend_id>/drain", name="drain_backend",
                 summary="No new leases on an engine from now on", handler=self._drain,
-                query=NoParameters, body=NoBody, answers={202: BackendInfo}, errors=(404,), is_admins=True,
+                query=NoParameters, body=NoBody, answers={202: BackendInfo}, errors=(404, 503), is_admins=True,
             ),
         ]  # fmt: skip
 

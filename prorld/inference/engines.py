@@ -123,6 +123,19 @@ class Engines:
         log.info("backend.added", backend=entry.backend_id, policy=request.policy, kind=request.kind, url=request.url)
         return entry
 
+    def restore(self, request: AddBackend, backend: Backend, found: Capabilities, *, draining: bool) -> PoolEntry:
+        """An engine of an earlier life of the daemon, as one that is down: it comes back when it answers a probe."""
+        row = BackendRow(backend_id=f"b-{next(self._ids)}", weight=request.weight, max_inflight=request.max_inflight)
+        entry = PoolEntry(row, request, backend, found, self.rules)
+        entry.draining = draining
+        # Whoever paused it may say that it goes on before it answers.
+        entry.asleep = found.control and self.is_paused(request.policy)
+        row.state = BackendState.DOWN
+        self._entries[entry.backend_id] = entry
+        self._tables.setdefault(request.policy, BackendTable()).add(row)
+        log.info("backend.restored", backend=entry.backend_id, policy=request.policy, url=request.url)
+        return entry
+
     def renew(self, entry: PoolEntry, request: AddBackend) -> None:
         """An engine that is there is named again: its settings hold from now on, and it takes leases again."""
         entry.take_request(request)
@@ -138,8 +151,9 @@ class Engines:
         if is_other:
             self.retired.append(entry.backend)
             entry.backend = backend
-        if found.weights is None and not found.control:
-            # It never says its version: it has the one that it was said to have.
+        silent = found.weights is None or (found.weights == PolicyVersion() and not is_other)
+        if silent and not found.control:
+            # It never says its version: it has the one that it was said to have, be it to a client of an earlier life.
             found = msgspec.structs.replace(found, weights=entry.found.weights)
         entry.found = found
         if is_other:
@@ -165,6 +179,7 @@ class Engines:
         if entry.row.state is not BackendState.DOWN:
             self.set_state(entry, BackendState.QUARANTINED)
             entry.places.lose_waiting(entry.gone())
+        self.note_change()
         log.error("backend.quarantined", backend=entry.backend_id, policy=entry.policy, reason=message)
 
     def let_in(self, entry: PoolEntry, version: PolicyVersion) -> None:
@@ -173,6 +188,7 @@ class Engines:
         entry.quarantine = None
         if entry.row.state is not BackendState.DOWN:
             self.set_state(entry, entry.reachable_state)
+        self.note_change()
 
     def let_go(self, entry: PoolEntry) -> None:
         """Of the set no more; its leases go on to their end, and with the last of them it is forgotten."""

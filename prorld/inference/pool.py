@@ -18,7 +18,7 @@ from structlog.typing import FilteringBoundLogger
 from prorld.domain.backends import BackendState
 from prorld.domain.versions import PolicyVersion
 from prorld.errors import BackendError, BadRequest, Conflict, Overloaded
-from prorld.inference.contract import Backend
+from prorld.inference.contract import Backend, Capabilities
 from prorld.inference.desk import Desk
 from prorld.inference.engines import BACKENDS_MAX, Engines, same_address
 from prorld.inference.lease import Lease
@@ -69,6 +69,11 @@ class BackendPool:
     def keeper(self, keeper: VersionKeeper) -> None:
         self._engines.keeper = keeper
 
+    @property
+    def changed(self) -> trio.Event:
+        """Set when something of the engines is next other than it is now."""
+        return self._engines.changed
+
     @contextmanager
     def client(self, backend: Backend) -> Iterator[None]:
         """For the length of the block, this is the client of its address, and no other is made for it."""
@@ -114,6 +119,18 @@ class BackendPool:
             entry = self._engines.take_in(request, backend, found)
             self._engines.move_on(request.policy)
             return entry.info()
+
+    def restore(self, request: AddBackend, found: Capabilities, *, draining: bool) -> PoolEntry:
+        """Take in an engine that an earlier life of the daemon ``found`` to be so. It is down until it answers.
+
+        Raises as ``add`` does, and asks nobody.
+        """
+        if self.keeper is not None:
+            self.keeper.must_know(request.policy)
+        with self._reservation(request):
+            entry = self._engines.restore(request, self._make(request), found, draining=draining)
+        self._engines.move_on(request.policy)
+        return entry
 
     async def replace(self, wanted: SetBackends) -> BackendSet:
         """Make these the engines of a policy, all at once, with no moment in which there is none.
@@ -191,8 +208,8 @@ class BackendPool:
 
     # --- for whoever changes their weights, or has them score tokens --------------------------------------------------
 
-    def entries(self, policy: str) -> Sequence[PoolEntry]:
-        """The engines of a policy, in the order they came."""
+    def entries(self, policy: str | None) -> Sequence[PoolEntry]:
+        """The engines of a policy, or of all, in the order they came."""
         return self._engines.of(policy)
 
     def put_out(self, entry: PoolEntry, code: QuarantineCode, message: str) -> None:

@@ -86,6 +86,8 @@ class PoolEntry:
         # Of the set no more; forgotten when its last lease ends.
         self.leaving = False
         self.removed = False
+        # Named while the daemon ran, and written down: the next life of the daemon has it, too.
+        self.kept = False
         self.in_check = False
         # It was told to pause, and not yet to go on.
         self.asleep = False

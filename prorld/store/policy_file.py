@@ -5,7 +5,6 @@ A file that can't be read ends the start: to go on without it would forget a pau
 
 from __future__ import annotations
 
-import stat
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import trio
 
 from prorld.domain.policy import PolicyState
 from prorld.errors import ConfigError
+from prorld.store.state_file import read_state
 from prorld.whole_file import replace_file
 
 __all__ = ["POLICY_FILE", "PolicyFile"]
@@ -21,10 +21,6 @@ __all__ = ["POLICY_FILE", "PolicyFile"]
 POLICY_FILE = "policies.json"
 SCHEMA = 1
 FILE_BYTES_MAX = 64 << 20
-
-
-class _Head(msgspec.Struct, frozen=True):
-    schema: int
 
 
 class _Content(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,21 +37,8 @@ class PolicyFile:
 
     def load(self) -> list[PolicyState]:
         """What is in it; nothing where there is none. Raises ``ConfigError``."""
-        try:
-            found = self._path.stat()
-            if not stat.S_ISREG(found.st_mode):
-                raise ConfigError(f"{self._path} is no file; {_CURE}")
-            if found.st_size > FILE_BYTES_MAX:
-                raise ConfigError(f"{self._path} is larger than {FILE_BYTES_MAX} bytes; it is none of ours")
-            data = self._path.read_bytes()
-            schema = msgspec.json.decode(data, type=_Head).schema
-            if schema != SCHEMA:
-                raise ConfigError(f"{self._path} is of schema {schema}, and this prorld reads {SCHEMA}; {_CURE}")
-            policies = msgspec.json.decode(data, type=_Content).policies
-        except FileNotFoundError:
-            return []
-        except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
-            raise ConfigError(f"{self._path} can't be read: {exc}; {_CURE}") from exc
+        content = read_state(self._path, _Content, schema=SCHEMA, bytes_max=FILE_BYTES_MAX, cure=_CURE)
+        policies = [] if content is None else content.policies
         wrong = _contradiction(policies)
         if wrong is not None:
             raise ConfigError(f"{self._path} contradicts itself: {wrong}; {_CURE}")

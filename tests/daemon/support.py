@@ -75,11 +75,11 @@ def environ(state: Path) -> dict[str, str]:
 
 
 @contextmanager
-def scripted_engine(place: Path, script: Script) -> Iterator[str]:
+def scripted_engine(place: Path, script: Script, *, port: int = 0) -> Iterator[str]:
     """The scripted engine as a process; yields its address."""
     file = place / "script.json"
     file.write_bytes(msgspec.json.encode(script))
-    command = [sys.executable, "-m", "prorld.testing.scripted_engine", "--port", "0", "--script", str(file)]
+    command = [sys.executable, "-m", "prorld.testing.scripted_engine", "--port", str(port), "--script", str(file)]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, env=environ(place), stdin=pipe, stdout=pipe, text=True) as process:
         assert process.stdin is not None

@@ -46,6 +46,11 @@ class Bug(msgspec.Struct, frozen=True, kw_only=True):
     digest: str
 
     @property
+    def name(self) -> str:
+        """What its task is called by, within a package."""
+        return self.digest[:10]
+
+    @property
     def changed_lines(self) -> int:
         """The lines that a solution has to change."""
         return changed_lines(self.gold)

@@ -78,6 +78,8 @@ class _Maker:
             if each.verdict == "kept"
         }
         self.verdicts: Counter[str] = Counter()
+        # Two kinds of change can write the same program: it is one bug, and one task.
+        self.taken: set[str] = set()
 
     async def baseline(self, tell: Callable[[str], None]) -> Baseline | None:
         """From the journal, or measured now, which takes minutes."""
@@ -133,15 +135,14 @@ class _Maker:
 
     def _wave(self, queue: deque[Candidate], width: int) -> list[Bug]:
         wave: list[Bug] = []
-        chosen: set[str] = set()
         for candidate in self._next(queue):
             crowded = any(self.kept_of[f] >= self.settings.per_function for f in candidate.functions)
             if crowded and len(candidate.operators) == 1:
                 continue
             bug = make_bug(self.tree, candidate)
-            if bug is not None and bug.digest not in chosen:
+            if bug is not None and bug.name not in self.taken:
                 wave.append(bug)
-                chosen.add(bug.digest)
+                self.taken.add(bug.name)
             if len(wave) >= width:
                 break
         return wave

