@@ -112,9 +112,7 @@ class Engines:
             self.renew(known, request)
             self.refresh(known, backend, found)
             return known
-        row = BackendRow(
-            backend_id=f"{self._prefix}{next(self._ids)}", weight=request.weight, max_inflight=request.max_inflight
-        )
+        row = BackendRow(backend_id=self._new_id(), weight=request.weight, max_inflight=request.max_inflight)
         entry = PoolEntry(row, request, backend, found, self.rules)
         self._entries[entry.backend_id] = entry
         self._judge(entry)
@@ -123,9 +121,14 @@ class Engines:
         log.info("backend.added", backend=entry.backend_id, policy=request.policy, kind=request.kind, url=request.url)
         return entry
 
-    def restore(self, request: AddBackend, backend: Backend, found: Capabilities, *, draining: bool) -> PoolEntry:
-        """An engine of an earlier life of the daemon, as one that is down: it comes back when it answers a probe."""
-        row = BackendRow(backend_id=f"b-{next(self._ids)}", weight=request.weight, max_inflight=request.max_inflight)
+    def restore(
+        self, backend_id: str, request: AddBackend, backend: Backend, found: Capabilities, *, draining: bool
+    ) -> PoolEntry:
+        """An engine of an earlier life of the daemon, as one that is down: it comes back when it answers a probe.
+
+        Its id is what it was: whoever named it knows it by that.
+        """
+        row = BackendRow(backend_id=backend_id, weight=request.weight, max_inflight=request.max_inflight)
         entry = PoolEntry(row, request, backend, found, self.rules)
         entry.draining = draining
         # Whoever paused it may say that it goes on before it answers.
@@ -135,6 +138,9 @@ class Engines:
         self._tables.setdefault(request.policy, BackendTable()).add(row)
         log.info("backend.restored", backend=entry.backend_id, policy=request.policy, url=request.url)
         return entry
+
+    def _new_id(self) -> str:
+        return next(found for number in self._ids if (found := f"{self._prefix}{number}") not in self._entries)
 
     def renew(self, entry: PoolEntry, request: AddBackend) -> None:
         """An engine that is there is named again: its settings hold from now on, and it takes leases again."""

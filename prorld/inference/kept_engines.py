@@ -64,7 +64,7 @@ class KeptEngines:
                 model=each.model, max_context_tokens=each.max_context_tokens, control=each.control, weights=each.weights
             )
             try:
-                entry = self._pool.restore(each.request, found, draining=each.draining)
+                entry = self._pool.restore(each.backend_id, each.request, found, draining=each.draining)
             except ProrldError as exc:
                 self._dormant.append(each)
                 log.warning(
@@ -156,6 +156,7 @@ def _is_kept(entry: PoolEntry) -> bool:
 
 def _kept(entry: PoolEntry) -> KeptEngine:
     return KeptEngine(
+        backend_id=entry.backend_id,
         request=entry.request,
         model=entry.found.model,
         max_context_tokens=entry.found.max_context_tokens,

@@ -120,7 +120,7 @@ class BackendPool:
             self._engines.move_on(request.policy)
             return entry.info()
 
-    def restore(self, request: AddBackend, found: Capabilities, *, draining: bool) -> PoolEntry:
+    def restore(self, backend_id: str, request: AddBackend, found: Capabilities, *, draining: bool) -> PoolEntry:
         """Take in an engine that an earlier life of the daemon ``found`` to be so. It is down until it answers.
 
         Raises as ``add`` does, and asks nobody.
@@ -128,7 +128,7 @@ class BackendPool:
         if self.keeper is not None:
             self.keeper.must_know(request.policy)
         with self._reservation(request):
-            entry = self._engines.restore(request, self._make(request), found, draining=draining)
+            entry = self._engines.restore(backend_id, request, self._make(request), found, draining=draining)
         self._engines.move_on(request.policy)
         return entry
 

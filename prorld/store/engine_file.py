@@ -29,11 +29,12 @@ ENGINES_MAX = 1024
 
 
 class KeptEngine(msgspec.Struct, frozen=True, kw_only=True):
-    """As it was named, and what it said that it is: one that comes back as another model is kept out.
+    """As it was named, by which id, and what it said that it is: one that comes back as another model is kept out.
 
     ``control``: it can be paused and told its version. ``weights`` are those that one which can't was said to have.
     """
 
+    backend_id: Annotated[str, Meta(min_length=1, max_length=256)]
     request: AddBackend
     model: str
     max_context_tokens: Annotated[int, Meta(ge=1)]
@@ -60,6 +61,8 @@ class EngineFile:
         engines = [] if content is None else content.engines
         if len({(each.request.policy, each.request.url.rstrip("/")) for each in engines}) != len(engines):
             raise ConfigError(f"{self._path} contradicts itself: it names an engine of a policy twice; {_CURE}")
+        if len({each.backend_id for each in engines}) != len(engines):
+            raise ConfigError(f"{self._path} contradicts itself: two engines have one id; {_CURE}")
         return engines
 
     async def save(self, engines: Iterable[KeptEngine]) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from prorld.client import ClientError
 from prorld.domain.outcome import OutcomeKind
 from prorld.store.engine_file import ENGINE_FILE
 from prorld.testing.byte_tokenizer import write_byte_tokenizer
@@ -50,7 +51,8 @@ def test_engines_that_were_named_are_there_after_the_daemon_s_end(tmp_path: Path
         ):
             for url in (added, removed, away):
                 client.add_backend(AddBackend(url=url, kind="vllm", weight=2.0))
-            gone = next(info.backend_id for info in client.backends().items if info.url == removed)
+            known = {info.url: info.backend_id for info in client.backends().items}
+            gone = known[removed]
             client.remove_backend(gone)
             until(lambda: states(here).get(configured) == "up", 20, "the configured engine has joined")
             update = client.update_policy("default", 3, "none")
@@ -63,7 +65,9 @@ def test_engines_that_were_named_are_there_after_the_daemon_s_end(tmp_path: Path
             wanted = {configured: "up", added: "up", away: "down"}
             until(lambda: states(here) == wanted, 20, "all are there that can be")
             info = next(info for info in client.backends().items if info.url == added)
-            assert (info.weight, info.version) == (2.0, 3)
+            assert (info.backend_id, info.weight, info.version) == (known[added], 2.0, 3)
+            with pytest.raises(ClientError, match="no engine"):
+                client.remove_backend(gone)
             # Where it was another one answers now, which was never told a version.
             with scripted_engine(tmp_path, script(0.0), port=int(away.rpartition(":")[2])):
                 until(lambda: states(here)[away] == "quarantined", 20, "it is not taken for what it was")

@@ -216,7 +216,8 @@ async def test_what_is_of_no_use_now_is_kept_for_later(autojump_clock: MockClock
         engines = KeptEngines(it.pool, disk)
         await engines.add(request("one", policy="lost"))
         await engines.add(request("two"))
-    disk.kept.append(KeptEngine(request=request("three", kind="sglang"), model="m", max_context_tokens=9))
+    three = request("three", kind="sglang")
+    disk.kept.append(KeptEngine(backend_id="b-3", request=three, model="m", max_context_tokens=9))
     async with world() as it:
         it.pool.keeper = Choosy()
         engines = KeptEngines(it.pool, disk)
