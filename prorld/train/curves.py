@@ -86,5 +86,6 @@ def _seconds(axes: Axes, steps: Sequence[StepRecord]) -> None:
         below = [under + value for under, value in zip(below, values, strict=True)]
     axes.set_ylabel("seconds")
     axes.set_xlabel("step")
+    axes.xaxis.get_major_locator().set_params(integer=True)
     if at:
         axes.legend(loc="upper right")
