@@ -44,6 +44,7 @@ def can_draw() -> bool:
 def draw(metrics: Metrics, path: Path, title: str) -> None:
     """Reward, gap and where the time goes, as they are now; whoever looks sees the old picture or the new one."""
     from matplotlib.figure import Figure  # noqa: PLC0415 - of the extra, and a second to import
+    from matplotlib.ticker import MaxNLocator  # noqa: PLC0415 - as above
 
     figure = Figure(figsize=(9, 9), layout="constrained")
     reward, gap, seconds = figure.subplots(3, 1, sharex=True, height_ratios=(3, 1, 1.5))
@@ -54,6 +55,7 @@ def draw(metrics: Metrics, path: Path, title: str) -> None:
     gap.set_ylabel("gap (nats)")
     gap.set_ylim(bottom=0)
     _seconds(seconds, metrics.steps)
+    seconds.xaxis.set_major_locator(MaxNLocator(integer=True))
     new = path.with_suffix(".new.png")
     figure.savefig(new, dpi=110)
     new.replace(path)
@@ -86,6 +88,5 @@ def _seconds(axes: Axes, steps: Sequence[StepRecord]) -> None:
         below = [under + value for under, value in zip(below, values, strict=True)]
     axes.set_ylabel("seconds")
     axes.set_xlabel("step")
-    axes.xaxis.get_major_locator().set_params(integer=True)
     if at:
         axes.legend(loc="upper right")
