@@ -19,7 +19,7 @@ from prorld.inference.contract import Capabilities
 from prorld.inference.engines import same_address
 from prorld.inference.pool import BackendPool
 from prorld.inference.pool_entry import PoolEntry
-from prorld.store.engine_file import KeptEngine
+from prorld.store.engine_file import ENGINES_MAX, KeptEngine
 from prorld.wire.ops import AddBackend, BackendInfo, BackendList, BackendSet, SetBackends
 
 __all__ = ["EngineStore", "KeptEngines"]
@@ -149,6 +149,8 @@ class KeptEngines:
                     there = [_kept(entry) for entry in self._pool.entries(None) if _is_kept(entry)]
                     named = {_place(each) for each in there}
                     kept = [*(each for each in self._dormant if _place(each) not in named), *there]
+                    # No more than the next life reads; those that this one has no use for go first.
+                    kept = kept[-ENGINES_MAX:]
                     if kept != self._written:
                         await self._store.save(kept)
                         self._written = kept

@@ -16,7 +16,7 @@ from prorld.errors import BackendError, Conflict, Impossible, NoBackend, NotFoun
 from prorld.inference.contract import Capabilities
 from prorld.inference.kept_engines import KeptEngines
 from prorld.inference.watch import FIRST_LOOK_SECONDS_MAX
-from prorld.store.engine_file import EngineFile, KeptEngine
+from prorld.store.engine_file import ENGINES_MAX, EngineFile, KeptEngine
 from prorld.testing.fake_backend import FakeBackend
 from prorld.testing.scripted_engine.script import Script
 from prorld.wire.ops import AddBackend, BackendSet, SetBackend, SetBackends
@@ -258,6 +258,21 @@ async def test_what_is_of_no_use_now_gives_way_to_what_is_named_in_its_place(
         assert [each.request.url for each in file.load()] == ["http://left", "http://elsewhere"]
         await put(it, engines, "new")
         assert [each.request.url for each in file.load()] == ["http://elsewhere", "http://new"]
+
+
+async def test_no_more_is_written_than_the_next_life_reads(tmp_path: Path, autojump_clock: MockClock) -> None:
+    """What is of no use gives way to what is there."""
+    file = EngineFile(tmp_path)
+    await file.save(
+        KeptEngine(backend_id=f"old-{n}", request=request(f"old{n}", kind="sglang"), model="m", max_context_tokens=9)
+        for n in range(ENGINES_MAX)
+    )
+    async with world() as it:
+        engines = KeptEngines(it.pool, file)
+        engines.restore(file.load())
+        await engines.add(request("new"))
+    urls = [each.request.url for each in file.load()]
+    assert (len(urls), urls[0], urls[-1]) == (ENGINES_MAX, "http://old1", "http://new")
 
 
 async def test_those_that_answer_are_up_when_the_pool_has_started(autojump_clock: MockClock) -> None:
