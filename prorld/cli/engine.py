@@ -110,6 +110,8 @@ def _registration(args: argparse.Namespace) -> Registration | None:
         with client_of(args) as client:
             client.ready()
             known = [item.name for item in client.policies()]
+            if args.port and args.policy in known:
+                _forget_ended(client, args)
     except ClientError as exc:
         if args.register or args.address is not None or exc.stable_code != "no_daemon":
             raise
@@ -123,6 +125,22 @@ def _registration(args: argparse.Namespace) -> Registration | None:
     # What is over its slots would wait inside it, out of the daemon's sight.
     slots = None if args.kind == "vllm" else args.slots or SLOTS
     return Registration(connect=connect, policy=args.policy, max_inflight=args.max_inflight or slots)
+
+
+def _forget_ended(client: Client, args: argparse.Namespace) -> None:
+    """Remove an engine that the daemon knows at the port that was named, and that is down.
+
+    It has ended, and what starts there now may be another model. It has other weights in any case: taken for the one
+    that was there it would be kept out, or be believed to have what that one was last given.
+    """
+    from prorld.cli.output import note
+    from prorld.inference.vllm_process import vllm_url
+
+    url = vllm_url(args.host or HOST, args.port)
+    for item in client.backends(args.policy).items:
+        if item.url.rstrip("/") == url and item.state == "down":
+            client.remove_backend(item.backend_id)
+            note(f"removed {item.backend_id} from the daemon, which had ended at {url}")
 
 
 def _starter(args: argparse.Namespace) -> Start:

@@ -28,6 +28,7 @@ from prorld.inference import lifeline_exec
 from prorld.inference.embedded import bundled_model
 from prorld.kit.process import Child, child
 from prorld.ops.state_dir import ENDPOINT_FILE
+from prorld.store.engine_file import ENGINE_FILE
 from prorld.train.publish import default_directory
 from prorld.train.records import EndRecord
 from prorld.train.run_config import (
@@ -174,8 +175,9 @@ async def _learn(plan: Plan, stop: StopFlag, ends: list[EndRecord], *, has_model
 def _prepare(plan: Plan) -> bool:
     """Make the directory ready; whether an earlier life has written the model."""
     plan.out.mkdir(parents=True, exist_ok=True)
-    # It tells where a daemon of an earlier life was.
-    (plan.out / "daemon" / ENDPOINT_FILE).unlink(missing_ok=True)
+    # They tell where a daemon of an earlier life was, and its engine. Both ended with that life, however it went.
+    for name in (ENDPOINT_FILE, ENGINE_FILE):
+        (plan.out / "daemon" / name).unlink(missing_ok=True)
     use_threads(plan.settings)
     return Path(plan.settings.model).exists()
 

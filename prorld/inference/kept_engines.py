@@ -19,7 +19,7 @@ from prorld.inference.contract import Capabilities
 from prorld.inference.engines import same_address
 from prorld.inference.pool import BackendPool
 from prorld.inference.pool_entry import PoolEntry
-from prorld.store.engine_file import KeptEngine
+from prorld.store.engine_file import ENGINES_MAX, KeptEngine
 from prorld.wire.ops import AddBackend, BackendInfo, BackendList, BackendSet, SetBackends
 
 __all__ = ["EngineStore", "KeptEngines"]
@@ -58,17 +58,19 @@ class KeptEngines:
         mine = {(policy, same_address(url)) for policy, url in configured}
         self._written = list(kept)
         for each in self._written:
-            if (each.request.policy, same_address(each.request.url)) in mine:
+            if _place(each) in mine:
                 continue
             found = Capabilities(
                 model=each.model, max_context_tokens=each.max_context_tokens, control=each.control, weights=each.weights
             )
             try:
                 entry = self._pool.restore(each.backend_id, each.request, found, draining=each.draining)
-            except ProrldError as exc:
+            except Exception as exc:
+                # Whatever a plugin's client raises, too: it must not keep the daemon from its start.
                 self._dormant.append(each)
                 log.warning(
-                    "backend.dormant", url=each.request.url, policy=each.request.policy, reason=chain(exc)
+                    "backend.dormant", url=each.request.url, policy=each.request.policy, reason=chain(exc),
+                    exc_info=not isinstance(exc, ProrldError),
                 )  # fmt: skip
             else:
                 entry.kept = True
@@ -108,7 +110,10 @@ class KeptEngines:
         there = {entry.backend_id for entry in self._pool.entries(wanted.policy)}
         named = {same_address(item.url) for item in wanted.backends}
         try:
-            return await self._pool.replace(wanted)
+            replaced = await self._pool.replace(wanted)
+            # Those that this life has no use for are of the old set, too.
+            self._dormant = [each for each in self._dormant if each.request.policy != wanted.policy]
+            return replaced
         finally:
             # Also where it was cancelled right after the set was exchanged.
             for entry in self._pool.entries(wanted.policy):
@@ -141,13 +146,23 @@ class KeptEngines:
             with trio.fail_after(WRITE_SECONDS_MAX, shield=True):
                 # Not before its turn is it known what is written.
                 async with self._turn:
-                    kept = [*self._dormant, *(_kept(entry) for entry in self._pool.entries(None) if _is_kept(entry))]
+                    there = [_kept(entry) for entry in self._pool.entries(None) if _is_kept(entry)]
+                    named = {_place(each) for each in there}
+                    kept = [*(each for each in self._dormant if _place(each) not in named), *there]
+                    # No more than the next life reads; those that this one has no use for go first.
+                    kept = kept[-ENGINES_MAX:]
                     if kept != self._written:
                         await self._store.save(kept)
                         self._written = kept
+                        # What was named anew is meant so, and is not to come back as it was.
+                        self._dormant = [each for each in self._dormant if _place(each) not in named]
         except (OSError, trio.TooSlowError) as exc:
             log.exception("backend.unkept")
             raise Overloaded(f"the engines can't be written down: {exc}", code="state_unwritable") from exc
+
+
+def _place(engine: KeptEngine) -> tuple[str, str]:
+    return engine.request.policy, same_address(engine.request.url)
 
 
 def _is_kept(entry: PoolEntry) -> bool:

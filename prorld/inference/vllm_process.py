@@ -28,7 +28,7 @@ from prorld.inference.vllm import VllmBackend
 from prorld.kit.cleanup import shielded
 from prorld.kit.process import Child, child
 
-__all__ = ["VllmProcess", "run_vllm", "vllm_argv", "vllm_environment"]
+__all__ = ["VllmProcess", "run_vllm", "vllm_argv", "vllm_environment", "vllm_url"]
 
 log: FilteringBoundLogger = structlog.get_logger()
 
@@ -75,6 +75,11 @@ def vllm_argv(
     return [*argv, *([LORA_FLAG] if lora else []), *([CONTROL_FLAG] if control else []), *more]
 
 
+def vllm_url(host: str, port: int) -> str:
+    """Where a server that listens there is found."""
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
 async def run_vllm(
     model: str,
     *,
@@ -98,7 +103,7 @@ async def run_vllm(
         raise ConfigError(f"{host} can be reached by others and the control routes ask for no token; {cure}")
     number = port or _free_port(host)
     argv = vllm_argv(python or sys.executable, model, host=host, port=number, control=control, lora=lora, more=more)
-    url = f"http://{f'[{host}]' if ':' in host else host}:{number}"
+    url = vllm_url(host, number)
     environment = vllm_environment(os.environ, control=control, lora=lora)
     failure = ""
     with _socket_directory(environment) as sockets:

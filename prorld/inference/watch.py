@@ -30,6 +30,8 @@ PROBE_SECONDS_MAX = 30.0
 CONTEXT_TOKENS_MIN = 8
 WAKE_SECONDS_MAX = 30.0
 HEALTH_SECONDS = 1.0
+# For engines of an earlier life to be there when this one begins to take calls.
+FIRST_LOOK_SECONDS_MAX = 3.0
 HEALTH_SECONDS_MAX = 2.0
 CLOSE_SECONDS_MAX = 5.0
 
@@ -61,9 +63,14 @@ class Watch:
         self._engines = engines
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Watch until cancelled, then close all clients. A lease that waits then is told so."""
-        task_status.started()
+        """Watch until cancelled, then close all clients. A lease that waits then is told so.
+
+        It has started when the engines that are there already were asked once. Otherwise whoever names weights right
+        after a start would name them for none, and those that come back a moment later would have older ones.
+        """
         try:
+            await self._look_at_all()
+            task_status.started()
             async with trio.open_nursery() as nursery:
                 for turn in itertools.count():
                     await trio.sleep(HEALTH_SECONDS)
@@ -78,6 +85,12 @@ class Watch:
             with trio.move_on_after(CLOSE_SECONDS_MAX, shield=True):
                 self._engines.retired += [entry.backend for entry in self._engines]
                 await self._close_retired()
+
+    async def _look_at_all(self) -> None:
+        with trio.move_on_after(FIRST_LOOK_SECONDS_MAX):
+            async with trio.open_nursery() as nursery:
+                for entry in self._engines:
+                    nursery.start_soon(self._check, entry, 0, name=f"first look at {entry.backend_id}")
 
     async def _close_retired(self) -> None:
         retired = self._engines.retired

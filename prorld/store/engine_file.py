@@ -20,7 +20,7 @@ from prorld.store.state_file import read_state
 from prorld.whole_file import replace_file
 from prorld.wire.ops import AddBackend
 
-__all__ = ["ENGINE_FILE", "EngineFile", "KeptEngine"]
+__all__ = ["ENGINES_MAX", "ENGINE_FILE", "EngineFile", "KeptEngine"]
 
 ENGINE_FILE = "engines.json"
 SCHEMA = 1

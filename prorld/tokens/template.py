@@ -26,8 +26,8 @@ __all__ = ["ChatTemplate"]
 
 SOURCE_CHARS_MAX = 512 * 1024
 STEPS_MAX = 400_000
-# An item of a list costs as much as so much text.
 _NUMBER = (int, float)
+# An item of a list costs as much as so much text.
 _ITEM_CHARS = 32
 # The name can't be written in a template, so a template can't replace its own meter.
 _METER = "the meter"

@@ -69,9 +69,12 @@ class Publisher:
         return any(update.path is not None and Path(update.path).is_relative_to(self._root) for update in made)
 
     def is_out(self) -> bool:
-        """Whether every engine is kept out for the weights that it has."""
+        """Whether every engine that answers is kept out for the weights that it has.
+
+        One that is down may never come again: the daemon keeps it, though somebody has started another in its place.
+        """
         states = {item.state for item in self._client.backends(self._settings.policy).items}
-        return states == {"quarantined"}
+        return states - {"down"} == {"quarantined"}
 
     def publish(self, version: int) -> Published:
         """Write the learner's weights and have the engines load them under this version."""

@@ -184,6 +184,9 @@ def test_wrong_uses_are_told(cli, flags, code, words):
 class Known:
     """A daemon that is ready and has two policies."""
 
+    def __init__(self) -> None:
+        self.items: dict[str, BackendInfo] = {}
+
     def __enter__(self) -> Known:  # noqa: PYI034
         return self
 
@@ -195,6 +198,12 @@ class Known:
 
     def policies(self) -> list[PolicyInfo]:
         return [PolicyInfo(name=name, version=0, epoch=0) for name in ("default", "actor")]
+
+    def backends(self, policy: str) -> BackendList:
+        return BackendList(items=[info for info in self.items.values() if info.policy == policy])
+
+    def remove_backend(self, backend_id: str) -> None:
+        del self.items[backend_id]
 
 
 @pytest.fixture
@@ -235,6 +244,24 @@ def test_the_embedded_engine_is_sent_what_it_has_slots_for(cli, registrations, f
     """Unless something else is said; vLLM queues by itself."""
     assert cli("engine", "start", "--policy", "actor", *flags)[0] == 0
     assert [(asked.policy, asked.max_inflight) for asked in registrations] == [("actor", bound)]
+
+
+def test_what_has_ended_at_the_named_port_is_forgotten_before_the_start(cli, registrations, monkeypatch):
+    """It would be taken for what starts there now, with its model, its weights and its settings."""
+    daemon = Known()
+    for backend_id, port, state in (("b-1", 8000, "down"), ("b-2", 8001, "down"), ("b-3", 8002, "quarantined")):
+        daemon.items[backend_id] = BackendInfo(
+            backend_id=backend_id, url=f"http://127.0.0.1:{port}", kind="vllm", policy="actor", state=state, model="m",
+            max_context_tokens=1,
+        )  # fmt: skip
+    monkeypatch.setattr(engine, "client_of", lambda _args, **_: daemon)
+    start = ("engine", "start", "vllm", "--model", "m", "--policy", "actor", "--port")
+    assert cli(*start, "8002")[0] == 0
+    assert list(daemon.items) == ["b-1", "b-2", "b-3"]
+    code, _, err = cli(*start, "8000")
+    assert code == 0
+    assert list(daemon.items) == ["b-2", "b-3"]
+    assert "removed b-1" in err
 
 
 @pytest.mark.skipif(find_spec("vllm") is not None, reason="vLLM is installed")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -14,7 +15,8 @@ from prorld.domain.versions import PolicyVersion
 from prorld.errors import BackendError, Conflict, Impossible, NoBackend, NotFound, Overloaded
 from prorld.inference.contract import Capabilities
 from prorld.inference.kept_engines import KeptEngines
-from prorld.store.engine_file import KeptEngine
+from prorld.inference.watch import FIRST_LOOK_SECONDS_MAX
+from prorld.store.engine_file import ENGINES_MAX, EngineFile, KeptEngine
 from prorld.testing.fake_backend import FakeBackend
 from prorld.testing.scripted_engine.script import Script
 from prorld.wire.ops import AddBackend, BackendSet, SetBackend, SetBackends
@@ -196,6 +198,15 @@ async def test_the_configuration_s_word_holds_for_its_engines(autojump_clock: Mo
         assert [(info.url, info.policy) for info in it.pool.list().items] == [("http://one", "other")]
 
 
+class Mute(FakeBackend):
+    """It is well, and never says what it is."""
+
+    async def probe(self) -> Capabilities:
+        """Never."""
+        await trio.sleep_forever()
+        raise AssertionError
+
+
 class Choosy(Keeper):
     """It has lost a policy, and lets nobody in who says less than it has."""
 
@@ -225,6 +236,60 @@ async def test_what_is_of_no_use_now_is_kept_for_later(autojump_clock: MockClock
         assert states(it) == {"two": "down"}
         await engines.add(request("four"))
         assert disk.urls() == ["one", "three", "two", "four"]
+
+
+async def test_what_is_of_no_use_now_gives_way_to_what_is_named_in_its_place(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    """An engine at the same address, or a new set of its policy: else the file would name one twice, and be refused."""
+    file = EngineFile(tmp_path)
+    old = [
+        KeptEngine(backend_id=f"b-{name}", request=request(name, kind="sglang"), model="m", max_context_tokens=9)
+        for name in ("same/", "left", "elsewhere")
+    ]
+    old[2] = msgspec.structs.replace(old[2], request=msgspec.structs.replace(old[2].request, policy="other"))
+    await file.save(old)
+    async with world() as it:
+        engines = KeptEngines(it.pool, file)
+        engines.restore(file.load())
+        await engines.add(request("same"))
+        assert [each.request.url for each in file.load()] == ["http://left", "http://elsewhere", "http://same"]
+        await engines.remove(it.ids()[0])
+        assert [each.request.url for each in file.load()] == ["http://left", "http://elsewhere"]
+        await put(it, engines, "new")
+        assert [each.request.url for each in file.load()] == ["http://elsewhere", "http://new"]
+
+
+async def test_no_more_is_written_than_the_next_life_reads(tmp_path: Path, autojump_clock: MockClock) -> None:
+    """What is of no use gives way to what is there."""
+    file = EngineFile(tmp_path)
+    await file.save(
+        KeptEngine(backend_id=f"old-{n}", request=request(f"old{n}", kind="sglang"), model="m", max_context_tokens=9)
+        for n in range(ENGINES_MAX)
+    )
+    async with world() as it:
+        engines = KeptEngines(it.pool, file)
+        engines.restore(file.load())
+        await engines.add(request("new"))
+    urls = [each.request.url for each in file.load()]
+    assert (len(urls), urls[0], urls[-1]) == (ENGINES_MAX, "http://old1", "http://new")
+
+
+async def test_those_that_answer_are_up_when_the_pool_has_started(autojump_clock: MockClock) -> None:
+    """A trainer that names its weights then would name them for none of them; one that hangs holds nobody up."""
+    disk = Disk()
+    async with world() as it:
+        engines = KeptEngines(it.pool, disk)
+        for name in ("one", "dead", "mute"):
+            await engines.add(request(name))
+    it = World(make=lambda url: Mute(SECOND, url=url) if "mute" in url else _born_dead(url, "dead"))
+    KeptEngines(it.pool, disk).restore(disk.kept)
+    began = trio.current_time()
+    async with trio.open_nursery() as nursery:
+        await nursery.start(it.pool.run)
+        assert states(it) == {"one": "up", "dead": "down", "mute": "down"}
+        assert trio.current_time() - began <= FIRST_LOOK_SECONDS_MAX
+        nursery.cancel_scope.cancel()
 
 
 async def test_one_that_comes_back_as_another_is_kept_out(autojump_clock: MockClock) -> None:
@@ -332,14 +397,15 @@ async def test_one_that_was_paused_goes_on_when_the_pause_is_over(autojump_clock
             assert not fake.engine.is_paused
 
 
-async def test_a_plugin_that_breaks_does_not_end_the_start(autojump_clock: MockClock) -> None:
+@pytest.mark.parametrize("error", [BackendError("the client can't be made", retryable=False), KeyError("a bug")])
+async def test_a_plugin_that_breaks_does_not_end_the_start(error: Exception, autojump_clock: MockClock) -> None:
     """Its engine waits for a plugin that works."""
     disk = Disk()
     async with world() as it:
         await KeptEngines(it.pool, disk).add(request("one"))
 
     def make(url: str) -> FakeBackend:
-        raise BackendError("the client can't be made", retryable=False)
+        raise error
 
     async with world(make=make) as it:
         KeptEngines(it.pool, disk).restore(disk.kept)

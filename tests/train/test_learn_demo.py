@@ -77,6 +77,15 @@ async def test_a_signal_while_the_daemon_starts_ends_it_at_once(plan, tmp_path):
     assert not is_alive(told)
 
 
+async def test_engines_of_an_earlier_life_are_forgotten(plan, tmp_path):
+    """They ended with it, and their addresses may be anybody's by now."""
+    known = tmp_path / "daemon" / "engines.json"
+    known.parent.mkdir()
+    known.write_text("{}")
+    assert await learn_until(plan, lambda: is_alive(tmp_path / "daemon.pid")) == [None]
+    assert not known.exists()
+
+
 async def test_a_signal_while_vllm_starts_ends_all_at_once(plan, tmp_path, monkeypatch):
     """The thread that waits for an engine that is ready is left behind."""
     left = threading.Event()

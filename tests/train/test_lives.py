@@ -147,7 +147,10 @@ def test_an_update_that_a_killed_life_left_is_waited_for(tmp_path):
     assert learner.used == ["a", "b"]
 
 
-@pytest.mark.parametrize(("engines", "updates"), [(["serving", "quarantined"], 2), (["quarantined"], 3), ([], 2)])
+@pytest.mark.parametrize(
+    ("engines", "updates"),
+    [(["serving", "quarantined"], 2), (["quarantined"], 3), (["down", "quarantined"], 3), (["down"], 2), ([], 2)],
+)
 def test_engines_that_lost_what_was_learnt_get_the_weights_of_now(engines, updates, tmp_path):
     """Steps without a checkpoint are made again on engines that are ahead, unless all were started again meanwhile."""
     daemon = Daemon()
