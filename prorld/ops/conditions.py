@@ -177,7 +177,7 @@ def _kept_out(parts: Parts, policy: str, backend_id: str, words: str) -> Trouble
 
 def _no_backend(parts: Parts) -> list[Trouble]:
     return [
-        _no_engine(name, [url for policy, url in parts.engines if policy == name])
+        _no_engine(parts, name)
         for name in parts.policies.names()
         if not parts.pool.has_engine(name) and not _is_unused(parts, name) and not _awaits_address(parts, name)
     ]
@@ -202,17 +202,22 @@ def _is_unused(parts: Parts, policy: str) -> bool:
     return not configured and parts.pool.list(policy).generation == 0
 
 
-def _no_engine(policy: str, urls: Sequence[str]) -> Trouble:
+def _no_engine(parts: Parts, policy: str) -> Trouble:
     words = f"policy {policy} has no engine that is up"
-    if not urls:
-        return Trouble(words, "start one with `prorld engine start`, or `prorld backends add` one that runs", policy)
-    more = f" and {len(urls) - ENGINES_NAMED_MAX} more" if len(urls) > ENGINES_NAMED_MAX else ""
-    named = ", ".join(urls[:ENGINES_NAMED_MAX]) + more
-    return Trouble(
-        f"{words}; the configuration names {named}",
-        "start it, or see why it is not taken: backend.absent in the daemon's log, or `prorld doctor`",
-        policy,
-    )
+    configured = [url for name, url in parts.engines if name == policy]
+    if configured:
+        why = "start it, or see why it is not taken: backend.absent in the daemon's log, or `prorld doctor`"
+        return Trouble(f"{words}; the configuration names {_named(configured)}", why, policy)
+    gone = [f"{item.backend_id} at {item.url}" for item in parts.pool.list(policy).items if item.state == "down"]
+    if gone:
+        cure = "start it there again, or `prorld backends remove` it and `prorld backends add` one that runs"
+        return Trouble(f"{words}; it does not answer: {_named(gone)}", cure, policy)
+    return Trouble(words, "start one with `prorld engine start`, or `prorld backends add` one that runs", policy)
+
+
+def _named(engines: Sequence[str]) -> str:
+    more = f" and {len(engines) - ENGINES_NAMED_MAX} more" if len(engines) > ENGINES_NAMED_MAX else ""
+    return ", ".join(engines[:ENGINES_NAMED_MAX]) + more
 
 
 def _no_handlers(parts: Parts) -> list[Trouble]:

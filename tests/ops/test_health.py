@@ -16,7 +16,7 @@ from prorld.ops.conditions import KINDS, Disk, Parts, checks
 from prorld.ops.health import LOG_AFTER_S, Check, Health, Kind, Trouble
 from prorld.rollout.audit import DriftSeen
 from prorld.rollout.batches.breakers import Breakers, Key
-from prorld.wire.ops import BackendList, StagePatch, StagesPatch
+from prorld.wire.ops import BackendInfo, BackendList, StagePatch, StagesPatch
 from tests.rollout.support import room
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -152,6 +152,10 @@ async def test_every_condition_can_hold_and_has_a_cure() -> None:
         (trouble,) = next(check for check in checks(waiting) if check.kind.code == "no_backend").look()
         assert "the configuration names http://gpu1:8000" in trouble.message
         assert "http://x" not in trouble.message
+        left = replace(broken, pool=_Gone())  # type: ignore[arg-type]
+        (trouble,) = next(check for check in checks(left) if check.kind.code == "no_backend").look()
+        assert "b-1 at http://gpu2:8000" in trouble.message
+        assert "prorld backends remove" in trouble.cure
         scarce = replace(broken, journal=_Journal(None, "1 MiB is free"))  # type: ignore[arg-type]
         (trouble,) = next(check for check in checks(scarce) if check.kind.code == "journal_failing").look()
         assert trouble.message == "1 MiB is free"
@@ -202,6 +206,17 @@ class _Nobody:
 
     def list(self, policy: str) -> BackendList:
         return BackendList(items=[])
+
+
+class _Gone(_Nobody):
+    """One with an engine that was named once, and has ended."""
+
+    def list(self, policy: str) -> BackendList:
+        gone = BackendInfo(
+            backend_id="b-1", url="http://gpu2:8000", kind="vllm", policy=policy, state="down", model="m",
+            max_context_tokens=9,
+        )  # fmt: skip
+        return BackendList(items=[gone])
 
 
 class _Entry:
