@@ -215,11 +215,13 @@ for path in ("/tmp/mark", "/tmp/home/mark", "/work/mark", "/dev/shm/mark"):
         open(path, "w")
     except OSError:
         pass
-print(seen, len([name for name in os.listdir("/proc") if name.isdigit()]) < 12)
+processes = [name for name in os.listdir("/proc") if name.isdigit()]
+assert not seen and len(processes) < 12, (seen, processes)
+print("first")
 """
-    tests = [(str(number), "[] True\n") for number in range(5)]
+    tests = [(str(number), "first\n") for number in range(5)]
     run = await graded(runtime, program(*tests), block(source))
-    assert run.grade.reward == 1.0, why(run)
+    assert run.grade.reward == 1.0, str(run.events)
 
 
 @pytest.mark.slow
