@@ -134,11 +134,12 @@ def _forget_ended(client: Client, args: argparse.Namespace) -> None:
     that was there it would be kept out, or be believed to have what that one was last given.
     """
     from prorld.cli.output import note
+    from prorld.inference.engines import same_address
     from prorld.inference.vllm_process import vllm_url
 
     url = vllm_url(args.host or HOST, args.port)
     for item in client.backends(args.policy).items:
-        if item.url.rstrip("/") == url and item.state == "down":
+        if same_address(item.url) == url and item.state == "down":
             client.remove_backend(item.backend_id)
             note(f"removed {item.backend_id} from the daemon, which had ended at {url}")
 

@@ -117,7 +117,7 @@ def forget_process(place: Path) -> None:
     except FileNotFoundError:
         return
     except OSError as exc:
-        log.warning("sandbox.left", place=record, why=str(exc))
+        log.warning("sandbox.left", place=str(record), why=str(exc))
 
 
 def remove_place(place: Path) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import signal
 import stat
-import subprocess
-import sys
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -17,7 +15,7 @@ from prorld.domain.outcome import OutcomeKind
 from prorld.store.engine_file import ENGINE_FILE
 from prorld.testing.byte_tokenizer import write_byte_tokenizer
 from prorld.wire.ops import AddBackend, SetBackend, SetBackends
-from tests.daemon.support import Started, daemon, environ, scripted_engine, until
+from tests.daemon.support import Started, daemon, scripted_engine, until
 from tests.daemon.test_crash import HERE, job, script
 
 pytestmark = pytest.mark.slow
@@ -94,15 +92,3 @@ def test_a_job_finds_the_engine_that_was_named_for_it(tmp_path: Path) -> None:
             assert record.outcome is not None
             assert (record.outcome.kind, record.reward) == (OutcomeKind.OK, 1.0), record
             assert states(here, "mine") == {mine: "up"}
-
-
-def test_a_damaged_file_ends_the_start(tmp_path: Path) -> None:
-    """Exit code 78, the file by its name, and not a byte of it changed."""
-    state = tmp_path / "state"
-    state.mkdir(mode=0o700)
-    (state / ENGINE_FILE).write_text('{"schema": 1, "engines": [{')
-    command = [sys.executable, "-m", "prorld.cli", "serve", "--port", "0", "--no-embedded"]
-    ended = subprocess.run(command, env=environ(state), capture_output=True, text=True, timeout=60, check=False)
-    assert ended.returncode == 78, ended.stderr
-    assert str(state / ENGINE_FILE) in ended.stderr
-    assert (state / ENGINE_FILE).read_text() == '{"schema": 1, "engines": [{'

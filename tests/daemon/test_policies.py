@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from prorld.cli.main import main
 from prorld.client import ClientError
-from prorld.store.policy_file import POLICY_FILE
 from prorld.testing.scripted_engine.script import Latency, Script
 from prorld.wire.policies import PutPolicy
-from tests.daemon.support import Started, daemon, environ, scripted_engine, until
+from tests.daemon.support import Started, daemon, scripted_engine, until
 
 pytestmark = pytest.mark.slow
 
@@ -77,15 +74,3 @@ def test_a_pause_and_a_version_survive_a_kill(tmp_path: Path, capsys: pytest.Cap
             assert prorld(here, "policies", "list") == 0
             assert "serving" in capsys.readouterr().out
             assert client.put_policy("mine", PutPolicy(max_staleness=None)).max_staleness is None
-
-
-def test_a_damaged_file_ends_the_start(tmp_path: Path) -> None:
-    """Exit code 78, the file by its name, and not a byte of it changed."""
-    state = tmp_path / "state"
-    state.mkdir(mode=0o700)
-    (state / POLICY_FILE).write_text('{"schema": 1, "policies": [{')
-    command = [sys.executable, "-m", "prorld.cli", "serve", "--port", "0", "--no-embedded"]
-    ended = subprocess.run(command, env=environ(state), capture_output=True, text=True, timeout=60, check=False)
-    assert ended.returncode == 78, ended.stderr
-    assert str(state / POLICY_FILE) in ended.stderr
-    assert (state / POLICY_FILE).read_text() == '{"schema": 1, "policies": [{'
