@@ -6,7 +6,7 @@ import argparse
 import re
 import sys
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
@@ -80,26 +80,26 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--format {kind} is made of trajectories; leave --no-trajectories out")
     archive = Archive(path)
     done = Done()
-    missing: dict[str, str] = {}
     try:
         with suppress(Withheld), open_sink(kind, args.output, trajectories=not args.no_trajectories) as sink:
             _copy(archive, _wanted(args), sink, args, done)
-            missing |= archive.missing(args.job)
-            if not done.written and (missing or done.damaged or done.refused):
+            done.missing = archive.missing(args.job)
+            if done.is_nothing_by_error:
                 raise Withheld
     finally:
         archive.close()
-    _tell(done, missing, args.output)
-    return Exit.FAILED if missing or done.damaged or done.refused else Exit.OK
+    _tell(done, args.output)
+    return Exit.FAILED if done.falls_short else Exit.OK
 
 
 _WHY = {"unknown": "unknown here", "live": "it has not ended", "forgotten": "it is forgotten"}
 
 
-def _tell(done: Done, missing: Mapping[str, str], output: str) -> None:
+def _tell(done: Done, output: str) -> None:
     """How much there is, and what is not there."""
     where = clean(output)
-    if not done.written and (missing or done.damaged or done.refused):
+    missing = done.missing
+    if done.is_nothing_by_error:
         if output != "-":
             note(f"nothing was exported, and {where} was not written")
     elif not done.written:
@@ -133,13 +133,27 @@ def _wanted(args: argparse.Namespace) -> Wanted:
 
 @dataclass
 class Done:
-    """How many jobs were written, could not be read, and had no place in the format; of rows, how many there are."""
+    """How many jobs were written, could not be read, and had no place in the format; of rows, how many there are.
+
+    ``missing`` are those that were named and are not there, each with a reason.
+    """
 
     written: int = 0
     damaged: int = 0
     refused: int = 0
     rows: int | None = None
     empty: int = 0
+    missing: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def falls_short(self) -> bool:
+        """Whether something was wished for and is not in the export."""
+        return bool(self.missing or self.damaged or self.refused)
+
+    @property
+    def is_nothing_by_error(self) -> bool:
+        """Whether that left nothing at all: a filter that no job meets is no error."""
+        return not self.written and self.falls_short
 
 
 def _what(done: Done) -> str:
